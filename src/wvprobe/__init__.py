@@ -1,0 +1,52 @@
+"""Measure what attention heads carry, with extracted weights that prove themselves.
+
+The names below are loaded on first use, so that ``import wvprobe`` costs no import of torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wvprobe._types import Result as Result
+    from wvprobe.activations import capture as capture
+    from wvprobe.auditing import audit as audit
+    from wvprobe.circuits import Circuit as Circuit
+    from wvprobe.errors import WvprobeError as WvprobeError
+    from wvprobe.heads import HeadWeights as HeadWeights
+    from wvprobe.models import load as load
+    from wvprobe.plotting import figure as figure
+    from wvprobe.words import find_word as find_word
+
+    __version__: str
+
+# Public name -> the module that holds it. A new name goes here and into the imports above.
+_HOMES = {
+    "Circuit": "circuits",
+    "HeadWeights": "heads",
+    "Result": "_types",
+    "WvprobeError": "errors",
+    "audit": "auditing",
+    "capture": "activations",
+    "figure": "plotting",
+    "find_word": "words",
+    "load": "models",
+}
+
+__all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: object = version(__name__)
+    elif name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value  # the next look-up finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

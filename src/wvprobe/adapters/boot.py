@@ -1,0 +1,113 @@
+"""From a transformers model to a TransformerBridge, and the names its weights go by."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+
+from wvprobe._types import Provenance
+from wvprobe.errors import InputError, UnsupportedError
+
+# TransformerLens takes some model names ('opt') for deprecated aliases of others; booting
+# under a name of our own and setting the real one afterwards keeps it from guessing.
+_BOOT_NAME = "wvprobe-local-model"
+_MISSING_HEAD = "_wvprobe_missing_head"
+
+_hashes: "WeakKeyDictionary[Any, tuple[tuple[Any, ...], str]]" = WeakKeyDictionary()
+
+
+def boot(hf_model: Any, tokenizer: Any, *, name: str, missing: str = "") -> TransformerBridge:
+    """Wrap a transformers model, in place, in a TransformerBridge.
+
+    Args:
+        hf_model: a PreTrainedModel. Its submodules are replaced by hooked ones: parameter
+            names change and its own ``save_pretrained`` no longer works.
+        tokenizer: its tokenizer, one that was loaded from a folder.
+        name: the name that results carry.
+        missing: why the model has no usable head ("" where it has one).
+
+    Raises:
+        UnsupportedError: TransformerLens knows no adapter for the architecture.
+    """
+    config = hf_model.config
+    if not config.architectures:
+        # Detection looks here, and configs made in memory leave it empty.
+        config.architectures = [type(hf_model).__name__]
+    device = next(hf_model.parameters()).device
+    try:
+        bridge = TransformerBridge.boot_transformers(
+            _BOOT_NAME,
+            hf_model=hf_model.eval(),
+            tokenizer=tokenizer,
+            device=str(device),
+            dtype=hf_model.dtype,
+        )
+    except (ValueError, NotImplementedError, KeyError) as error:
+        raise UnsupportedError(
+            f"TransformerLens cannot wrap a {config.architectures[0]} "
+            f"(model_type {config.model_type!r}): {error}"
+        ) from error
+    bridge.cfg.model_name = name
+    bridge.eval()
+    setattr(bridge, _MISSING_HEAD, missing)
+    return bridge
+
+
+def check_bridge(model: object) -> None:
+    """Raise InputError unless `model` is a TransformerBridge."""
+    if not isinstance(model, TransformerBridge):
+        raise InputError(
+            "`model` must be a TransformerBridge, as wvprobe.load returns. Got "
+            f"{type(model).__name__} instead. Use wvprobe.load(model, tokenizer=tokenizer)."
+        )
+
+
+def why_no_head(model: Any) -> str:
+    """Return why the model has no usable head for tokens, or "" where it has one."""
+    return getattr(model, _MISSING_HEAD, "")
+
+
+def require_head(model: Any, what: str) -> None:
+    """Raise UnsupportedError, naming `what`, where the checkpoint carried no head."""
+    reason = why_no_head(model)
+    if reason:
+        raise UnsupportedError(
+            f"{what} needs a model with a language-modelling head; {model.cfg.model_name} has "
+            f"none: {reason}. Use measures on the residual stream (capture, drift) instead."
+        )
+
+
+def canonical_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters under the names they have without hooks, sorted, shared ones once."""
+    named = {
+        name.replace("._original_component", ""): parameter
+        for name, parameter in model.original_model.named_parameters()
+    }
+    yield from sorted(named.items())
+
+
+def weight_hash(model: Any) -> str:
+    """Return the sha256 of all weights under their canonical names (64 hex digits).
+
+    Kept until a weight is written to: the parameters' version counters are the cache's key.
+    """
+    parameters = list(canonical_parameters(model))
+    state = tuple((n, p.data_ptr(), p._version, p.dtype) for n, p in parameters)
+    known = _hashes.get(model)
+    if known is not None and known[0] == state:
+        return known[1]
+    digest = hashlib.sha256()
+    for name, parameter in parameters:
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
+        raw = parameter.detach().cpu().contiguous().view(torch.uint8).reshape(-1)
+        digest.update(memoryview(raw.numpy()))
+    _hashes[model] = (state, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def provenance(model: Any, *, seed: int | None = None, **settings: Any) -> Provenance:
+    """Return the provenance of a number computed on `model` now."""
+    return Provenance.of(model.cfg.model_name, weight_hash(model), seed=seed, **settings)

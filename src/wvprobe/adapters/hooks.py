@@ -1,0 +1,178 @@
+"""Where each site of the residual stream is read, and a forward that stops when it has it all.
+
+Sites and their hook points differ from family to family (a BERT block norms after its sums,
+Gemma-2 norms twice, OPT flattens the batch), and TransformerLens's aliases do not always mean
+the same thing in all of them, so the table here names the raw hook points.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wvprobe.adapters.structure import Architecture, has
+from wvprobe.errors import UnsupportedError
+
+# Raw sites: what a hook point gives as it is. Others are computed from these.
+RAW_SITES = (
+    "resid_pre",
+    "resid_mid",
+    "resid_post",
+    "attn_in",
+    "q",
+    "k",
+    "v",
+    "z",
+    "attn_out",
+    "attn_added",
+    "mlp_out",
+    "pattern",
+    "cos",
+    "sin",
+)
+# Sites whose hook points give [batch, head, pos, d] instead of [batch, pos, ...].
+_HEADS_FIRST = ("pattern",)
+
+
+class _Stop(Exception):
+    """Raised inside the forward when everything asked for has been read."""
+
+
+def hook_point(model: Any, arch: Architecture, site: str, layer: int) -> torch.nn.Module:
+    """Return the hook point that carries a raw site of one layer.
+
+    Raises:
+        UnsupportedError: the architecture has no such site; the message says what to use.
+    """
+    block = model.blocks[layer]
+    attention = block.attn
+    if site == "resid_pre":
+        return block.hook_in
+    if site == "resid_post":
+        return block.hook_out
+    if site == "resid_mid":
+        return _resid_mid(model, arch, block)
+    if site == "attn_in":
+        return attention.hook_in
+    if site in ("q", "k"):
+        return _query_or_key(model, arch, attention, site)
+    if site == "v":
+        return attention.hook_v if arch.mla else attention.v.hook_out
+    if site == "z":
+        return attention.o.hook_in
+    if site == "attn_out":
+        return attention.o.hook_out
+    if site == "attn_added":
+        return block.ln1_post.hook_out if arch.sandwich else attention.o.hook_out
+    if site == "mlp_out":
+        return _mlp_out(block)
+    if site == "pattern":
+        return attention.hook_pattern
+    return {"cos": attention.hook_cos, "sin": attention.hook_sin}[site]
+
+
+def _resid_mid(model: Any, arch: Architecture, block: Any) -> torch.nn.Module:
+    if arch.wiring == "parallel":
+        raise UnsupportedError(
+            f"{model.cfg.model_name} runs attention and MLP side by side, so it has no resid_mid. "
+            "Use resid_pre and resid_post, or attn_added and mlp_out."
+        )
+    # In a post-norm block the MLP reads, and adds to, what the first norm puts out.
+    return block.ln1.hook_out if arch.wiring == "post_norm" else block.ln2.hook_in
+
+
+def _query_or_key(model: Any, arch: Architecture, attention: Any, site: str) -> torch.nn.Module:
+    if arch.mla:
+        raise UnsupportedError(
+            f"{model.cfg.model_name} builds queries and keys from a latent and a rotary part; "
+            f"site {site!r} does not exist before rotation. Use pattern, v, z or attn_out."
+        )
+    if arch.qk_norm:
+        return getattr(attention, f"{site}_norm").hook_out
+    return getattr(attention, site).hook_out
+
+
+def _mlp_out(block: Any) -> torch.nn.Module:
+    if has(block, "ln2_post"):
+        return block.ln2_post.hook_out
+    # BLOOM and BERT add the residual inside the MLP module: the last projection is the output.
+    return block.mlp.out.hook_out if has(block.mlp, "out") else block.mlp.hook_out
+
+
+def shaped(arch: Architecture, site: str, value: Tensor, batch: int, pos: int) -> Tensor:
+    """Bring a hook point's tensor to [batch, pos, ...] (pattern: [batch, head, query, key])."""
+    if site in _HEADS_FIRST:
+        return value
+    if site in ("q", "k"):
+        if arch.qk_norm:  # these norms run on [batch, head, pos, d_head]
+            return value.transpose(1, 2)
+        heads = arch.n_heads if site == "q" else arch.n_kv_heads
+        return value.reshape(batch, pos, heads, arch.d_head)
+    if site == "v":
+        if arch.mla:
+            return value.transpose(1, 2)
+        return value.reshape(batch, pos, arch.n_kv_heads, arch.d_head_v)
+    if site == "z":
+        return value.reshape(batch, pos, arch.n_heads, arch.d_head_v)
+    if site in ("cos", "sin"):
+        return value
+    return value.reshape(batch, pos, arch.d_model)
+
+
+@contextmanager
+def reading(
+    model: Any,
+    arch: Architecture,
+    wanted: Sequence[tuple[str, int]],
+    receive: Callable[[str, int, Tensor], None],
+) -> Iterator[None]:
+    """Call ``receive(site, layer, tensor)`` as the forward passes each wanted hook point.
+
+    The forward is left as soon as every wanted site has been received. Hooks of the caller's
+    own stay in place and act first.
+    """
+    pending = set(wanted)
+
+    def hook_for(site: str, layer: int) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, output: Tensor) -> None:
+            receive(site, layer, output)
+            pending.discard((site, layer))
+            if not pending:
+                raise _Stop
+
+        return hook
+
+    handles = [
+        hook_point(model, arch, site, layer).register_forward_hook(hook_for(site, layer))
+        for site, layer in wanted
+    ]
+    try:
+        yield
+    except _Stop:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+        pending.clear()
+
+
+def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
+    """Run the model without its head on padded tokens.
+
+    Args:
+        model: the bridge.
+        tokens: [batch, pos] token ids, padded on either side.
+        mask: [batch, pos], 1 for tokens, 0 for padding; never left out, since without it a
+            padded batch silently gives other numbers than its sentences alone.
+    """
+    backbone = model.original_model.base_model
+    known = inspect.signature(backbone.forward).parameters
+    arguments: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    if "position_ids" in known and bool((mask[:, 0] == 0).any()):
+        # Models count positions from the first column; only padding on the left needs telling.
+        arguments["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    with torch.no_grad():
+        backbone(input_ids=tokens, attention_mask=mask, **arguments)

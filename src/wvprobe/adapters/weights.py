@@ -1,0 +1,248 @@
+"""A model's attention weights, norms and rotations, as the modules that run hold them."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from wvprobe._rotary import Rotary
+from wvprobe.adapters.structure import Architecture, has
+from wvprobe.errors import UnsupportedError
+
+# Scalings whose frequencies change with the length of the input.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm as a formula: gain ⊙ (x − mean) / σ + bias, or gain ⊙ x / rms.
+
+    Attributes:
+        kind: ``layer`` (centred) or ``rms``.
+        gain: [d_model], with Gemma's 1 + g written out.
+        bias: [d_model], or None.
+        eps: added to the variance or mean square.
+    """
+
+    kind: Literal["layer", "rms"]
+    gain: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Return σ, or rms, of every vector of x: [..., d_model] -> [..., 1]."""
+        if self.kind == "layer":
+            x = x - x.mean(dim=-1, keepdim=True)
+        return (x.pow(2).mean(dim=-1, keepdim=True) + self.eps).sqrt()
+
+    def linear(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Apply the norm without its bias and with a given scale: linear in x."""
+        if self.kind == "layer":
+            x = x - x.mean(dim=-1, keepdim=True)
+        return self.gain.to(x.dtype) * x / scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the norm to [..., d_model]."""
+        out = self.linear(x, self.scale(x))
+        return out if self.bias is None else out + self.bias.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer's attention weights; biases are None where the model has none.
+
+    Shapes: W_Q [head, d_model, d_head], W_K [kv_head, d_model, d_head],
+    W_V [kv_head, d_model, d_head_v], W_O [head, d_head_v, d_model].
+    """
+
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    W_O: Tensor
+    b_Q: Tensor | None
+    b_K: Tensor | None
+    b_V: Tensor | None
+    b_O: Tensor | None
+
+
+def layer_weights(model: Any, layer: int) -> LayerWeights:
+    """Read one layer's attention weights."""
+    attention = model.blocks[layer].attn
+    biases = {
+        f"b_{letter.upper()}": getattr(attention, f"b_{letter.upper()}").detach()
+        if getattr(getattr(attention, letter).original_component, "bias", None) is not None
+        else None
+        for letter in "qkvo"
+    }
+    weights = {f"W_{letter}": getattr(attention, f"W_{letter}").detach() for letter in "QKVO"}
+    return LayerWeights(**weights, **biases)
+
+
+def norm(model: Any, component: Any) -> Norm:
+    """Read a norm component as a formula, and hold the formula against the module itself.
+
+    Raises:
+        UnsupportedError: no formula known here does what the module does.
+    """
+    module = component.original_component
+    eps = float(getattr(module, "eps", getattr(module, "variance_epsilon", 0.0)))
+    weight = module.weight.detach()
+    probe = torch.linspace(-1.0, 2.0, weight.shape[-1], device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        expected = module(probe)
+    bias = getattr(module, "bias", None)
+    candidates = (
+        Norm("layer", weight, None if bias is None else bias.detach(), eps),
+        Norm("rms", weight, None, eps),
+        Norm("rms", 1.0 + weight, None, eps),
+    )
+    for candidate in candidates:
+        error = (candidate(probe) - expected).norm() / expected.norm()
+        if error < 64 * torch.finfo(weight.dtype).eps:
+            return candidate
+    raise UnsupportedError(
+        f"{model.cfg.model_name} has a {type(module).__name__} that is neither LayerNorm nor "
+        "RMSNorm (with gain g or 1 + g); wvprobe does not model it."
+    )
+
+
+def attention_norm(model: Any, arch: Architecture, layer: int) -> Norm | None:
+    """Return the norm that attention reads through; None in a post-norm model."""
+    return None if arch.wiring == "post_norm" else norm(model, model.blocks[layer].ln1)
+
+
+def post_attention_norm(model: Any, arch: Architecture, layer: int) -> Norm | None:
+    """Return the second norm on what attention puts out (Gemma-2), or None."""
+    return norm(model, model.blocks[layer].ln1_post) if arch.sandwich else None
+
+
+def stream_norms(model: Any, arch: Architecture, layer: int) -> tuple[Norm, Norm] | None:
+    """Return the norms after the two sums of a post-norm block (BERT), or None."""
+    if arch.wiring != "post_norm":
+        return None
+    block = model.blocks[layer]
+    return norm(model, block.ln1), norm(model, block.ln2)
+
+
+def qk_norms(model: Any, arch: Architecture, layer: int) -> tuple[Norm, Norm] | None:
+    """Return the norms of queries and keys, each over d_head, or None."""
+    if not arch.qk_norm:
+        return None
+    attention = model.blocks[layer].attn
+    pair = norm(model, attention.q_norm), norm(model, attention.k_norm)
+    if any(found.gain.shape != (arch.d_head,) or found.kind != "rms" for found in pair):
+        raise UnsupportedError(
+            f"{model.cfg.model_name} norms queries and keys across heads, not within each; "
+            "wvprobe does not model that. Use HeadWeights.from_tensors with W_Q, W_K of your own."
+        )
+    return pair
+
+
+def score_scale(model: Any, layer: int) -> float:
+    """Return the factor c of a score c · q·k."""
+    raw = model.blocks[layer].attn.original_component
+    raw = getattr(raw, "self", raw)  # BERT keeps it one module further in
+    for attribute in ("scaling", "inv_norm_factor"):
+        value = getattr(raw, attribute, None)
+        if isinstance(value, float):
+            return value
+    raise UnsupportedError(
+        f"{type(raw).__name__} of {model.cfg.model_name} does not state its score's scale."
+    )
+
+
+def soft_cap(model: Any, layer: int) -> float | None:
+    """Return the bound of Gemma-2's soft cap, tanh(s / cap) · cap, or None."""
+    raw = model.blocks[layer].attn.original_component
+    value = getattr(raw, "attn_logit_softcapping", None)
+    return None if value is None else float(value)
+
+
+def sliding_window(model: Any, layer: int) -> int | None:
+    """Return how many tokens back, itself included, a query of this layer sees, or None."""
+    raw = model.blocks[layer].attn.original_component
+    value = getattr(raw, "sliding_window", None)
+    if not hasattr(raw, "sliding_window"):
+        # Mistral hands the window to the mask and keeps it in the config only.
+        value = getattr(model.original_model.config, "sliding_window", None)
+        if not getattr(model.original_model.config, "use_sliding_window", True):
+            value = None
+    return None if value is None else int(value)
+
+
+def alibi_slopes(model: Any, arch: Architecture) -> Tensor | None:
+    """Return [head] slopes that multiply the key's position, or None."""
+    if arch.position != "alibi":
+        return None
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    mask = torch.ones(1, 2, device=model.cfg.device)
+    alibi = build_alibi_tensor(mask, arch.n_heads, torch.float32)
+    return alibi.reshape(arch.n_heads, 2)[:, 1].clone()
+
+
+def rotary(model: Any, arch: Architecture, layer: int) -> Rotary | None:
+    """Read a layer's rotation from the module that computes it, and hold it against its output.
+
+    The config is not asked: its `rope_theta` may be a default that the model does not use.
+
+    Raises:
+        UnsupportedError: frequencies depend on the input's length, or are not what turns.
+    """
+    if arch.position != "rotary":
+        return None
+    module = model.original_model.base_model.rotary_emb
+    module = getattr(module, "original_component", module)
+    kinds = getattr(model.original_model.config, "layer_types", None)
+    prefix = f"{kinds[layer]}_" if kinds and hasattr(module, f"{kinds[layer]}_inv_freq") else ""
+    rope_type = getattr(module, "rope_type", "default")
+    kind = str(rope_type[kinds[layer]] if isinstance(rope_type, dict) else rope_type)
+    if kind in LENGTH_DEPENDENT:
+        raise UnsupportedError(
+            f"{model.cfg.model_name} scales its rotation by {kind!r}, whose frequencies depend "
+            "on the input's length; wvprobe does not extract it. capture(..., 'scores') works."
+        )
+    inv_freq = getattr(module, f"{prefix}inv_freq").detach().to(torch.float64)
+    scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
+    adjacent = bool(getattr(model.cfg, "rotary_adjacent_pairs", False)) or bool(
+        getattr(model.cfg, "rotary_interleaved_cos_sin", False)
+    )
+    found = Rotary(inv_freq, scaling, adjacent, kind)
+    _check_rotary(model, module, found, (kinds[layer],) if prefix else ())
+    return found
+
+
+def _check_rotary(model: Any, module: Any, found: Rotary, layer_type: tuple[str, ...]) -> None:
+    positions = torch.tensor([[0, 1, 5, 23]], device=found.inv_freq.device)
+    with torch.no_grad():
+        like = torch.zeros(1, 4, 1, dtype=torch.float32, device=positions.device)
+        cos, _ = module(like, positions, *layer_type)
+    angles = positions[0].to(torch.float64)[:, None] * found.inv_freq
+    expected = (found.scaling * angles.cos()).to(cos.dtype)
+    planes = cos[0, :, 0::2] if found.adjacent else cos[0, :, : found.inv_freq.shape[0]]
+    if planes.shape != expected.shape or (planes - expected).abs().max() > 1e-4:
+        raise UnsupportedError(
+            f"{type(module).__name__} of {model.cfg.model_name} does not turn by its own "
+            "inv_freq; wvprobe does not model it."
+        )
+
+
+def embedding_scale(model: Any) -> float:
+    """Return the factor on the token embedding before it enters the stream (Gemma: √d_model)."""
+    family = model.original_model.config.model_type
+    if not family.startswith("gemma"):
+        return 1.0
+    return float(model.original_model.config.hidden_size) ** 0.5
+
+
+def embedding_norm(model: Any, arch: Architecture) -> Norm | None:
+    """Return the norm on the embeddings (BLOOM, BERT), or None."""
+    return norm(model, model.embed_ln) if has(model, "embed_ln") else None
+
+
+def final_norm(model: Any, arch: Architecture) -> Norm | None:
+    """Return the norm before the head; None in a post-norm model, where a head has its own."""
+    if arch.wiring == "post_norm" or not has(model, "ln_final"):
+        return None
+    return norm(model, model.ln_final)

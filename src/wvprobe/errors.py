@@ -1,0 +1,61 @@
+"""Errors a user can meet.
+
+Every one is a :class:`WvprobeError` and also the built-in it resembles, so that both
+``except WvprobeError`` and ``except ValueError`` do what their reader expects.
+"""
+
+
+class WvprobeError(Exception):
+    """Base of every error that wvprobe raises on purpose."""
+
+
+class InputError(WvprobeError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class ShapeError(InputError):
+    """A tensor has another shape than the one its role asks for."""
+
+
+class WordError(WvprobeError, ValueError):
+    """A word cannot be found, or not without guessing, in a text."""
+
+
+class TokenizerError(WvprobeError, ValueError):
+    """A tokenizer is missing, or does not do what is asked of it."""
+
+
+class UnsupportedError(WvprobeError, NotImplementedError):
+    """The model's architecture makes the request meaningless, or inexact."""
+
+
+class UnknownModelError(WvprobeError, LookupError):
+    """No model is known, or reachable, under this name."""
+
+
+class ModelFileError(WvprobeError, OSError):
+    """A model's file or folder is unreadable, incomplete or not what it says."""
+
+
+class DownloadError(WvprobeError, ConnectionError):
+    """The package index did not deliver."""
+
+
+class IntegrityError(WvprobeError, ValueError):
+    """A file's content does not have the hash that it must have."""
+
+
+class DiskSpaceError(WvprobeError, OSError):
+    """There is not enough room on the disk."""
+
+
+class DeviceError(WvprobeError, RuntimeError):
+    """The device asked for is not there."""
+
+
+class MemoryLimitError(WvprobeError, MemoryError):
+    """Not even the smallest batch fits into memory."""
+
+
+class AuditError(WvprobeError, RuntimeError):
+    """Weights read out of a model do not reproduce what the model does."""
