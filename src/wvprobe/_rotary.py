@@ -46,7 +46,7 @@ class Rotary:
         return self._turn(x, positions, self.scaling)
 
     def relative(
-        self, x: Float[Tensor, "*shape d_head"], offset: float
+        self, x: Float[Tensor, "*shape d_head"], offset: float | int
     ) -> Float[Tensor, "*shape d_head"]:
         """Return x R(offset), so that ``relative(q, i - j) @ k`` is the score of q at i, k at j."""
         positions = torch.tensor(float(offset), dtype=torch.float64, device=x.device)
@@ -64,3 +64,15 @@ class Rotary:
         pair = (first * cos - second * sin, second * cos + first * sin)
         out = torch.stack(pair, dim=-1).flatten(-2) if self.adjacent else torch.cat(pair, dim=-1)
         return torch.cat((out, passed), dim=-1)
+
+
+def rotate_half(
+    x: Float[Tensor, "batch pos head d_head"], cos: Tensor, sin: Tensor
+) -> Float[Tensor, "batch pos head d_head"]:
+    """Turn `x` by a model's own tables, [1 or batch, pos, dim] with both halves written out."""
+    dim = cos.shape[-1]
+    turned, passed = x[..., :dim], x[..., dim:]
+    first, second = turned.chunk(2, dim=-1)
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    out = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.cat((out, passed), dim=-1)

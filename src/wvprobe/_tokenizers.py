@@ -4,6 +4,7 @@ They differ where real ones do: byte-level pairs (GPT-2, Qwen, ...), metaspace p
 byte fallback (Llama, Gemma, ...) and WordPiece (BERT); with and without a BOS of their own.
 """
 
+import re
 import tempfile
 from functools import cache
 from typing import Any
@@ -122,7 +123,7 @@ def _metaspace() -> Tokenizer:
 
 def _wordpiece() -> Tokenizer:
     # Written out, since the WordPiece trainer's ids differ from one process to the next.
-    words = sorted(set("".join(c if c.isalpha() else " " for c in " ".join(_LINES)).lower().split()))
+    words = sorted(set(re.findall("[a-z]+", " ".join(_LINES).lower())))
     alphabet = [chr(c) for c in range(33, 127) if not chr(c).isupper()]
     pieces = [*_WORDPIECE_SPECIALS.values(), *alphabet, *(f"##{c}" for c in alphabet), "##ment"]
     vocabulary = dict.fromkeys([*pieces, *words])

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +17,9 @@ from wvprobe.errors import InputError, ModelFileError
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
+
+# Not typing.Self, which run-time checkers of annotations refuse on a single method.
+AnyResult = TypeVar("AnyResult", bound="Result")
 
 FORMAT_VERSION = 1
 _VERSIONED_PACKAGES = ("wvprobe", "torch", "transformers", "transformer-lens", "numpy")
@@ -111,7 +114,7 @@ class Result:
         return folder
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls: type[AnyResult], path: str | Path) -> AnyResult:
         """Read a result that :meth:`save` wrote.
 
         Raises:

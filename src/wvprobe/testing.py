@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from wvprobe._induction import induction_config, write_induction_weights
 from wvprobe._tokenizers import tiny_tokenizer
 from wvprobe._validate import one_of
 from wvprobe.adapters import boot
@@ -161,8 +162,37 @@ def tiny_model(family: str, seed: int = 0, *, dtype: str = "float32", **override
     Raises:
         InputError: unknown family, or an override that the config does not know.
     """
-    hf_model = _hf_model(family, seed, overrides).to(getattr(torch, dtype))
-    return boot(hf_model, tiny_tokenizer(family), name=f"tiny:{family}")
+    with torch.random.fork_rng(devices=[]):
+        hf_model = _hf_model(family, seed, overrides).to(getattr(torch, dtype))
+        return boot(hf_model, tiny_tokenizer(family), name=f"tiny:{family}")
+
+
+def induction_model(seed: int = 0) -> Any:
+    """Build the two-layer, attention-only model whose circuit is written by hand.
+
+    Known answers: L0H0 attends to the token before; its output reaches the keys of L1H1 (the one
+    pair with K-composition to speak of); L1H1 attends to the token after an earlier occurrence of
+    the current one, and its OV circuit copies that token to the logits.
+
+    Args:
+        seed: seed of the tokens' codes and of the other heads' small noise.
+
+    Returns:
+        A TransformerBridge named ``induction``, with the tokenizer of ``tiny_model("llama")``.
+    """
+    import transformers
+
+    tokenizer = tiny_tokenizer("llama")
+    config = transformers.LlamaConfig(
+        **induction_config(_VOCABULARY),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = transformers.LlamaForCausalLM(config)
+        write_induction_weights(model, seed)
+        return boot(model, tokenizer, name="induction")
 
 
 def _hf_model(family: str, seed: int, overrides: dict[str, Any]) -> Any:
@@ -184,10 +214,8 @@ def _hf_model(family: str, seed: int, overrides: dict[str, Any]) -> Any:
     if overrides:
         settings = {**spec.config, **ids, **overrides}
         config = transformers.AutoConfig.for_model(spec.model_type, **settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        auto = transformers.AutoModelForMaskedLM if spec.masked else None
-        model = (auto or transformers.AutoModelForCausalLM).from_config(config)
+    auto = transformers.AutoModelForMaskedLM if spec.masked else transformers.AutoModelForCausalLM
+    model = auto.from_config(config)
     _randomise(model, seed)
     count = sum(p.numel() for p in model.parameters())
     if not overrides and count != spec.parameters:

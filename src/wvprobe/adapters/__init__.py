@@ -13,16 +13,22 @@ from wvprobe.adapters.boot import (
     why_no_head,
 )
 from wvprobe.adapters.hooks import RAW_SITES, hook_point, reading, run_backbone, shaped
+from wvprobe.adapters.parts import head_parts
+from wvprobe.adapters.sites import PAIR_SITES, SITES, Raw, Recipe, layers_of, recipe
 from wvprobe.adapters.structure import Architecture, architecture, embedding_table
 from wvprobe.adapters.weights import (
     LayerWeights,
     Norm,
+    Unembedding,
     alibi_slopes,
     attention_norm,
     embedding_norm,
     embedding_scale,
     final_norm,
     layer_weights,
+    output_bias,
+    output_weight,
+    position_table,
     post_attention_norm,
     qk_norms,
     rotary,
@@ -30,13 +36,19 @@ from wvprobe.adapters.weights import (
     sliding_window,
     soft_cap,
     stream_norms,
+    unembedding,
 )
 
 __all__ = [
+    "PAIR_SITES",
     "RAW_SITES",
+    "SITES",
     "Architecture",
     "LayerWeights",
     "Norm",
+    "Raw",
+    "Recipe",
+    "Unembedding",
     "alibi_slopes",
     "architecture",
     "attention_norm",
@@ -47,12 +59,18 @@ __all__ = [
     "embedding_scale",
     "embedding_table",
     "final_norm",
+    "head_parts",
     "hook_point",
     "layer_weights",
+    "layers_of",
+    "output_bias",
+    "output_weight",
+    "position_table",
     "post_attention_norm",
     "provenance",
     "qk_norms",
     "reading",
+    "recipe",
     "require_head",
     "rotary",
     "run_backbone",
@@ -61,6 +79,7 @@ __all__ = [
     "sliding_window",
     "soft_cap",
     "stream_norms",
+    "unembedding",
     "weight_hash",
     "why_no_head",
 ]

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -90,7 +91,7 @@ def canonical_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def weight_hash(model: Any) -> str:
-    """Return the sha256 of all weights under their canonical names (64 hex digits).
+    """Return one sha256 over those of all weights with their canonical names (64 hex digits).
 
     Kept until a weight is written to: the parameters' version counters are the cache's key.
     """
@@ -99,13 +100,20 @@ def weight_hash(model: Any) -> str:
     known = _hashes.get(model)
     if known is not None and known[0] == state:
         return known[1]
-    digest = hashlib.sha256()
-    for name, parameter in parameters:
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        raw = parameter.detach().cpu().contiguous().view(torch.uint8).reshape(-1)
-        digest.update(memoryview(raw.numpy()))
-    _hashes[model] = (state, digest.hexdigest())
-    return digest.hexdigest()
+    # hashlib lets go of the interpreter's lock, so parameters are hashed side by side.
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(_parameter_digest, parameters)
+        found = hashlib.sha256(b"".join(digests)).hexdigest()
+    _hashes[model] = (state, found)
+    return found
+
+
+def _parameter_digest(named: tuple[str, torch.Tensor]) -> bytes:
+    name, parameter = named
+    digest = hashlib.sha256(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
+    raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    digest.update(memoryview(raw.numpy()))
+    return digest.digest()
 
 
 def provenance(model: Any, *, seed: int | None = None, **settings: Any) -> Provenance:

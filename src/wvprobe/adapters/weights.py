@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from wvprobe._rotary import Rotary
+from wvprobe.adapters.boot import why_no_head
 from wvprobe.adapters.structure import Architecture, has
 from wvprobe.errors import UnsupportedError
 
@@ -49,6 +50,23 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Unembedding:
+    """The map from the final stream to logits, kept as the model stores it.
+
+    Attributes:
+        weight: [d_vocab, d_model].
+        bias: [d_vocab], or None.
+        norm: the norm before it, or None.
+        soft_cap: bound of tanh(logit / cap) · cap, or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    norm: Norm | None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer's attention weights; biases are None where the model has none.
 
@@ -79,6 +97,22 @@ def layer_weights(model: Any, layer: int) -> LayerWeights:
     return LayerWeights(**weights, **biases)
 
 
+def output_weight(model: Any, arch: Architecture, layer: int) -> Tensor:
+    """Read W_O of one layer, [head, d_head_v, d_model]."""
+    attention = model.blocks[layer].attn
+    if not arch.mla:
+        return attention.W_O.detach()
+    # TransformerLens splits by the wrong width here: values are narrower than queries.
+    weight = attention.o.original_component.weight.detach()
+    return weight.T.unflatten(0, (arch.n_heads, arch.d_head_v))
+
+
+def output_bias(model: Any, layer: int) -> Tensor | None:
+    """Read b_O of one layer, [d_model], or None."""
+    bias = getattr(model.blocks[layer].attn.o.original_component, "bias", None)
+    return None if bias is None else bias.detach()
+
+
 def norm(model: Any, component: Any) -> Norm:
     """Read a norm component as a formula, and hold the formula against the module itself.
 
@@ -97,9 +131,11 @@ def norm(model: Any, component: Any) -> Norm:
         Norm("rms", weight, None, eps),
         Norm("rms", 1.0 + weight, None, eps),
     )
+    # transformers norms in float32 inside float64 models too.
+    precision = max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps)
     for candidate in candidates:
         error = (candidate(probe) - expected).norm() / expected.norm()
-        if error < 64 * torch.finfo(weight.dtype).eps:
+        if error < 64 * precision:
             return candidate
     raise UnsupportedError(
         f"{model.cfg.model_name} has a {type(module).__name__} that is neither LayerNorm nor "
@@ -246,3 +282,30 @@ def final_norm(model: Any, arch: Architecture) -> Norm | None:
     if arch.wiring == "post_norm" or not has(model, "ln_final"):
         return None
     return norm(model, model.ln_final)
+
+
+def position_table(model: Any, arch: Architecture) -> Tensor | None:
+    """Return learned positions by position from 0, [pos, d_model] (OPT's two spare rows cut)."""
+    if arch.position != "learned":
+        return None
+    module = model.pos_embed.original_component
+    table = module.weight.detach()
+    return table[int(getattr(module, "offset", 0)) :]
+
+
+def unembedding(model: Any, arch: Architecture) -> Unembedding | str:
+    """Return the map from the final stream to logits, or why there is no linear one."""
+    reason = why_no_head(model)
+    if reason:
+        return reason
+    if arch.wiring == "post_norm":
+        return "its head is not linear in the final stream (a dense layer and a norm stand between)"
+    module = model.unembed.original_component
+    bias = getattr(module, "bias", None)
+    cap = getattr(model.original_model.config, "final_logit_softcapping", None)
+    return Unembedding(
+        module.weight.detach(),
+        None if bias is None else bias.detach(),
+        final_norm(model, arch),
+        None if cap is None else float(cap),
+    )

@@ -1,0 +1,81 @@
+# Two commands do everything: `make report` and `make test`. `make help` lists the rest.
+
+PYTHON ?= python3
+MODEL ?= smollm2-135m
+OUT ?= report
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+# No model hub is asked for anything: the packaged models come from the package index.
+export HF_HUB_OFFLINE := 1
+# Threads that spin while they wait make small forwards many times slower on a shared core.
+export OMP_WAIT_POLICY := passive
+
+# The stamp is written last, so an interrupted installation leaves none. Its name is a checksum
+# of what was installed and where: the virtual environment does not survive being moved.
+STAMP := $(VENV)/.installed-$(firstword $(shell { echo '$(CURDIR)'; cat pyproject.toml constraints.txt; } | cksum))
+BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup report test slow lint wheel clean broken
+
+help:
+	@echo 'make report   measure $(MODEL) and write $(OUT)/ (MODEL=..., OUT=... for others)'
+	@echo 'make test     run the tests, in under 5 minutes'
+	@echo 'make slow     run the tests that take longer'
+	@echo 'make lint     check style, formatting and types'
+	@echo 'make wheel    build dist/*.whl'
+	@echo 'make setup    create or repair $(VENV), which every target above does by itself'
+	@echo 'make clean    remove $(VENV), dist/ and caches'
+
+report: setup
+	$(BIN)/wvprobe report $(MODEL) --quick --out $(OUT)
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+wheel: setup
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup: $(STAMP)
+
+# What failed is told in one line, the last one before make's own.
+fail = { echo "wvprobe: $(1)" >&2; exit 1; }
+comma := ,
+LOG := $(VENV)/pip.log
+UNREACHABLE := connection broken by|Max retries exceeded|Network is unreachable|Read timed out
+
+$(STAMP): $(BROKEN)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	    || $(call fail,Python 3.11 or later is needed: '$(PYTHON)' is older or does not run. Name another with make PYTHON=/path/to/python3.)
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	    || $(call fail,'$(PYTHON)' has no ensurepip$(comma) which virtual environments need: install it (on Debian the package python3-venv) or name another with make PYTHON=/path/to/python3.)
+	@# Where no stamp of any kind is left, an installation was cut short: begin anew.
+	@if [ -z "$(BROKEN)" ] && ls $(VENV)/.installed-* >/dev/null 2>&1; then \
+	    echo 'wvprobe: bringing $(VENV) up to date' \
+	    && rm -f $(VENV)/.installed-* $(LOG); \
+	else \
+	    echo 'wvprobe: creating $(VENV) with PyTorch and the rest (2 GB and more, once)' \
+	    && $(PYTHON) -m venv --clear $(VENV); \
+	fi
+	@$(BIN)/python -m pip install --no-input --disable-pip-version-check --log $(LOG) \
+	    -c constraints.txt -e '.[dev]' \
+	|| if grep -qE '$(UNREACHABLE)' $(LOG); then \
+	    $(call fail,the package index could not be reached. Check the network or set PIP_INDEX_URL to an index that answers$(comma) then run make again.) \
+	else \
+	    $(call fail,pip could not install the packages; it says why above and in $(LOG). Mend that$(comma) then run make again.) \
+	fi
+	@touch $@

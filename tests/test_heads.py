@@ -1,0 +1,261 @@
+"""HeadWeights against the model, dense brute force and TransformerLens."""
+
+import pytest
+import torch
+
+from wvprobe._rotary import Rotary
+from wvprobe.adapters import architecture, reading, run_backbone, shaped
+from wvprobe.errors import InputError, ShapeError, UnsupportedError
+from wvprobe.heads import HeadWeights
+from wvprobe.testing import FAMILIES, tiny_model
+
+HELD = [family for family in FAMILIES if family != "deepseek_v3"]
+TEXT = "The river bank is close to here."
+
+
+def raw(model, sites, layer=1):
+    """Read hook points on one text: {site: [pos, ...] or [head, query, key]}."""
+    arch, seen = architecture(model), {}
+    tokens = model.to_tokens(TEXT)
+
+    def receive(site, _layer, value):
+        seen[site] = shaped(arch, site, value, 1, tokens.shape[1])[0]
+
+    with reading(model, arch, [(site, layer) for site in sites], receive):
+        run_backbone(model, tokens, torch.ones_like(tokens))
+    return seen
+
+
+@pytest.fixture(params=HELD)
+def family(request):
+    return request.param
+
+
+def test_weights_reproduce_projections_in_float64(family):
+    model = tiny_model(family, dtype="float64")
+    seen = raw(model, ["resid_pre", "attn_in", "q", "k", "v"])
+    for fold in (False, True):
+        heads = HeadWeights.from_model(model, fold_norm=fold)
+        x_hat = heads.normalize(seen["resid_pre"], 1)
+        for site, project in (("q", heads.queries), ("k", heads.keys), ("v", heads.values)):
+            error = (project(x_hat, 1) - seen[site]).norm() / seen[site].norm()
+            assert error < 2e-6, (site, fold)
+    unfolded = HeadWeights.from_model(model, fold_norm=False)
+    # From what attention itself read, only our own algebra is at work.
+    values = unfolded.values(seen["attn_in"], 1)
+    torch.testing.assert_close(values, seen["v"], rtol=1e-9, atol=1e-9)
+
+
+def test_circuits_equal_scores_and_values_in_float64(family):
+    heads = HeadWeights.from_model(tiny_model(family, dtype="float64"))
+    x = torch.randn(11, heads.d_model, dtype=torch.float64)
+    scores = heads.scores(x, 2)
+    for head in (0, heads.n_heads - 1):
+        i, j = 9, 4
+        circuit = heads.qk(2, head, offset=i - j)
+        found = circuit.bilinear(x[i], x[j])
+        if heads.qk_norms[2] is not None:
+            kv = heads.kv_head(head)
+            q = x[i] @ heads.W_Q[2, head] + heads.b_Q[2, head]
+            k = x[j] @ heads.W_K[2, kv] + heads.b_K[2, kv]
+            found = found / (heads.qk_norms[2][0].scale(q) * heads.qk_norms[2][1].scale(k))[0]
+        if heads.slopes is not None:
+            found = found + heads.slopes[head] * j
+        torch.testing.assert_close(found, scores[head, i, j], rtol=1e-9, atol=1e-9)
+        ov = heads.ov(2, head)
+        written = heads.values(x, 2)[:, heads.kv_head(head)] @ heads.W_O[2, head]
+        torch.testing.assert_close(ov.apply(x), written, rtol=1e-9, atol=1e-9)
+
+
+def test_folding_is_none_for_a_post_norm_model(tiny):
+    heads = HeadWeights.from_model(tiny("bert"))
+    assert not heads.folded
+    x = torch.randn(3, heads.d_model)
+    assert heads.normalize(x, 0) is x
+
+
+def test_folding_centres_layer_norms_and_only_them(tiny):
+    centred = HeadWeights.from_model(tiny("gpt2")).W_V.mean(dim=-2).abs().max()
+    assert centred < 1e-7
+    assert HeadWeights.from_model(tiny("llama")).W_V.mean(dim=-2).abs().max() > 1e-3
+
+
+def test_unembedding_gives_the_logits(family, tiny):
+    model = tiny(family)
+    heads = HeadWeights.from_model(model)
+    if family == "bert":
+        with pytest.raises(UnsupportedError, match="not linear in the final stream"):
+            _ = heads.W_U
+        return
+    final = raw(model, ["resid_post"], layer=2)["resid_post"]
+    found = final / heads.unembedding.norm.scale(final) @ heads.W_U + heads.b_U
+    if heads.unembedding.soft_cap is not None:
+        cap = heads.unembedding.soft_cap
+        found = cap * torch.tanh(found / cap)
+    torch.testing.assert_close(found, model(model.to_tokens(TEXT))[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "llama", "gemma2", "opt"])
+def test_embedding_is_what_enters_the_stream(family, tiny):
+    model = tiny(family)
+    heads, tokens = HeadWeights.from_model(model), model.to_tokens(TEXT)[0]
+    expected = raw(model, ["resid_pre"], layer=0)["resid_pre"]
+    found = heads.W_E[tokens]
+    if heads.W_pos is not None:
+        found = found + heads.W_pos[: len(tokens)]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_map_of_grouped_heads_is_right(tiny):
+    """Field line 1: with 6 query and 2 key-value heads, query heads 0-2 read 0, 3-5 read 1."""
+    heads = HeadWeights.from_model(tiny("llama"))
+    assert [heads.kv_head(h) for h in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert heads.W_V.shape[1] == 2 and heads.W_O.shape[1] == 6
+    assert torch.equal(heads.ov(1, 4).left, heads.W_V[1, 1])
+    assert torch.equal(heads.ov(1, 4).right, heads.W_O[1, 4])
+
+
+def test_unfolded_circuits_equal_transformer_lens(tiny):
+    """Their QK leaves out scale and rotation, which ours at offset None without scale does too."""
+    model = tiny("llama")
+    heads = HeadWeights.from_model(model, fold_norm=False)
+    theirs = model.OV[1, 4].AB
+    torch.testing.assert_close(heads.ov(1, 4).matrix(), theirs, rtol=1e-5, atol=1e-5)
+    ours = heads.qk(1, 4, offset=None).matrix() / heads.scale[1]
+    torch.testing.assert_close(ours, model.QK[1, 4].AB, rtol=1e-5, atol=1e-5)
+
+
+def test_scale_soft_cap_and_windows_are_the_models_own(tiny):
+    """Field line 10: Gemma-2's scale is no 1/√d_head."""
+    gemma = HeadWeights.from_model(tiny("gemma2"))
+    assert gemma.scale[0] == pytest.approx(13**-0.5)
+    assert gemma.soft_cap == (3.0,) * 3
+    assert gemma.sliding_window == (5, None, 5)
+    assert HeadWeights.from_model(tiny("mistral")).sliding_window == (5,) * 3
+    assert HeadWeights.from_model(tiny("llama")).scale[0] == pytest.approx(14**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scaling"),
+    [
+        ({"rope_type": "default", "rope_theta": 777.0}, 1.0),
+        ({"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}, 1.0),
+        (
+            {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 31,
+            },
+            1.0,
+        ),
+        (
+            {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 31,
+            },
+            1.1386294361119891,  # 0.1 ln 4 + 1, Peng et al. 2023, eq. 22
+        ),
+    ],
+)
+def test_rope_scaling_is_read_from_what_turns(parameters, scaling):
+    model = tiny_model("llama", rope_parameters=parameters)
+    heads = HeadWeights.from_model(model)
+    assert heads.rotary[0].kind == parameters["rope_type"]
+    assert heads.rotary[0].scaling == pytest.approx(scaling)
+    seen = raw(model, ["resid_pre", "pattern"])
+    x_hat = heads.normalize(seen["resid_pre"], 1)
+    pattern = heads.pattern(heads.scores(x_hat, 1), 1)
+    torch.testing.assert_close(pattern, seen["pattern"], rtol=1e-4, atol=1e-5)
+
+
+def test_rotations_that_depend_on_length_are_refused_by_name():
+    parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
+    with pytest.raises(UnsupportedError, match="'dynamic'.*depend on the input's length"):
+        HeadWeights.from_model(tiny_model("llama", rope_parameters=parameters))
+
+
+def test_gemma3_has_two_bases(tiny):
+    rotary = HeadWeights.from_model(tiny("gemma3")).rotary
+    assert torch.equal(rotary[0].inv_freq, rotary[2].inv_freq)
+    assert not torch.equal(rotary[0].inv_freq, rotary[1].inv_freq)
+
+
+def test_latent_attention_is_refused_by_name(tiny):
+    with pytest.raises(UnsupportedError, match="multi-head latent attention.*capture"):
+        HeadWeights.from_model(tiny("deepseek_v3"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_weights_are_held_in_float32(dtype):
+    assert HeadWeights.from_model(tiny_model("qwen2", dtype=dtype)).W_Q.dtype == torch.float32
+
+
+class TestFromTensors:
+    """Anyone's own model."""
+
+    @staticmethod
+    def tensors(**changed):
+        shapes = {
+            "W_Q": (2, 6, 13, 5),
+            "W_K": (2, 3, 13, 5),
+            "W_V": (2, 3, 13, 7),
+            "W_O": (2, 6, 7, 13),
+        }
+        shapes.update(changed)
+        return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+    def test_a_custom_model_gives_circuits(self):
+        given = self.tensors()
+        heads = HeadWeights.from_tensors(**given)
+        assert heads.scale == (5**-0.5,) * 2
+        expected = given["W_V"][1, 2] @ given["W_O"][1, 5]
+        torch.testing.assert_close(heads.ov(1, 5).matrix(), expected)
+        expected = given["W_Q"][0, 3] @ given["W_K"][0, 1].T / 5**0.5
+        torch.testing.assert_close(heads.qk(0, 3).matrix(), expected)
+
+    def test_rotation_acts_through_the_offset_only(self):
+        rotary = Rotary(torch.tensor([1.0, 0.1], dtype=torch.float64))
+        heads = HeadWeights.from_tensors(**self.tensors(), rotary=rotary)
+        x = torch.randn(9, 13)
+        scores = heads.scores(x, 0)[4]
+        torch.testing.assert_close(heads.qk(0, 4, offset=3).bilinear(x[8], x[5]), scores[8, 5])
+        torch.testing.assert_close(heads.qk(0, 4, offset=-3).bilinear(x[5], x[8]), scores[5, 8])
+
+    @pytest.mark.parametrize(
+        ("changed", "told"),
+        [
+            (
+                {"W_K": (2, 3, 13, 4)},
+                r"`W_K` must be .*d_head = 5 as in `W_Q`.*shape \[2, 3, 13, 4",
+            ),
+            ({"W_V": (2, 2, 13, 7)}, "`W_V` must be .*kv_head = 3 as in `W_K`"),
+            ({"W_O": (2, 6, 13, 7)}, "`W_O` must be .*d_head_v = 7 as in `W_V`"),
+            ({"W_Q": (6, 13, 5)}, r"`W_Q` must be .*Add the layer axis: W_Q\[None\]"),
+            ({"W_K": (2, 4, 13, 5), "W_V": (2, 4, 13, 7)}, "6 heads and `W_K` 4"),
+        ],
+    )
+    def test_shape_errors_say_which(self, changed, told):
+        with pytest.raises(ShapeError, match=told):
+            HeadWeights.from_tensors(**self.tensors(**changed))
+
+    def test_nan_weights_are_named(self):
+        given = self.tensors()
+        given["W_V"][0, 0, 0, 0] = float("nan")
+        with pytest.raises(InputError, match="`W_V` must be finite"):
+            HeadWeights.from_tensors(**given)
+
+    def test_heads_and_layers_out_of_range_are_refused(self):
+        heads = HeadWeights.from_tensors(**self.tensors())
+        with pytest.raises(InputError, match=r"`head` must be in 0\.\.5. Got 6 instead"):
+            heads.ov(0, 6)
+        with pytest.raises(InputError, match=r"`layer` must be in 0\.\.1. Got -1 instead"):
+            heads.qk(-1, 0)
+
+    def test_no_head_is_refused_by_name(self):
+        with pytest.raises(UnsupportedError, match="no W_U was given"):
+            _ = HeadWeights.from_tensors(**self.tensors()).W_U
