@@ -24,10 +24,13 @@ from wvprobe.errors import InputError, MemoryLimitError, UnsupportedError
 from wvprobe.words import Encoding, WordSpan, encode, locate
 
 Words = str | Sequence[str | WordSpan]
-Positions = int | Literal["last"] | Sequence[int | Sequence[int]]
+Positions = int | str | Sequence[int | Sequence[int]]
 
 # Tokens of one automatic batch: enough to fill the machine, few enough to stay in its caches.
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16_384, "mps": 4_096}
+# In float64 transformers' mask value, and in float16 mask value plus score, overflows the softmax
+# of a row that sees padding only: it becomes NaN and taints the batch. There nothing is padded.
+PADDED_DTYPES = (torch.float32, torch.bfloat16)
 _POOLS = ("last", "first", "mean")
 _LONG_WORK = 16  # batches from which on progress is shown
 
@@ -428,6 +431,8 @@ def _batches(encodings: list[Encoding], batch_size: int | str, model: Any) -> li
     while order:
         longest = len(encodings[order[0]].ids)
         size = max(1, budget // longest) if batch_size == "auto" else int(batch_size)
+        if model.cfg.dtype not in PADDED_DTYPES:
+            size = min(size, sum(len(encodings[i].ids) == longest for i in order))
         batches.append(order[:size])
         order = order[size:]
     return batches

@@ -7,7 +7,6 @@ here as a number above its tolerance, before it shows up in anyone's results.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._types import Provenance, Result
-from wvprobe.activations import Activations, read_sites
+from wvprobe.activations import PADDED_DTYPES, Activations, read_sites
 from wvprobe.adapters import Architecture
 from wvprobe.errors import AuditError
 from wvprobe.heads import HeadWeights
@@ -189,8 +188,7 @@ class _Audit:
         skipped = mla if mla and self.arch.mla else check(worst)
         if skipped:
             return Identity(name, "not applicable", float("nan"), self.tolerance, skipped)
-        status = "ok" if worst.error <= self.tolerance else "failed"
-        return Identity(name, status, worst.error, self.tolerance, worst.where)
+        return _judged(name, worst, self.tolerance)
 
     def heads(self, row: int) -> HeadWeights:
         """Return one layer's weights; a layer at a time, so that a large model fits."""
@@ -425,24 +423,33 @@ def _invariances(model: Any, arch: Architecture, texts: list[str]) -> list[Ident
     together = read_sites(
         model, texts, "resid_post", layers=[arch.n_layers - 1], batch_size=len(texts)
     )
-    read = partial(_last_stream, model, arch)
+    checks: dict[str, Callable[[int], Tensor]] = {
+        "a batch = its sentences alone": lambda item: _Item(together, item)("resid_post", 0)
+    }
+    padded = "a left-padded batch = its sentences alone"
+    reasons = {padded: ""}
+    if model.cfg.dtype in PADDED_DTYPES:
+        checks[padded] = _last_stream(model, arch, list(singles.tokens))
+    else:
+        reasons[padded] = f"padding overflows transformers' softmax in {model.cfg.dtype}"
+    if len(texts) == 1:
+        reasons = dict.fromkeys([*checks, padded], "one text makes no batch")
     rows = []
-    checks = (
-        ("a batch = its sentences alone", lambda i: _Item(together, i)("resid_post", 0)),
-        ("a left-padded batch = its sentences alone", read([s for s in singles.tokens])),
-    )
-    for name, found in checks:
-        if len(texts) == 1:
-            reason = "one text makes no batch"
-            rows.append(Identity(name, "not applicable", float("nan"), tolerance, reason))
+    for name in dict.fromkeys([*checks, padded]):
+        if reasons.get(name):
+            rows.append(Identity(name, "not applicable", float("nan"), tolerance, reasons[name]))
             continue
         worst = _Worst()
         for item in range(len(texts)):
             expected = _Item(singles, item)("resid_post", 0)
-            worst.see(_relative(found(item), expected), f"text {item}")
-        status = "ok" if worst.error <= tolerance else "failed"
-        rows.append(Identity(name, status, worst.error, tolerance, worst.where))
+            worst.see(_relative(checks[name](item), expected), f"text {item}")
+        rows.append(_judged(name, worst, tolerance))
     return rows
+
+
+def _judged(name: str, worst: _Worst, tolerance: float) -> Identity:
+    status = "ok" if worst.error <= tolerance else "failed"
+    return Identity(name, status, worst.error, tolerance, worst.where)
 
 
 def _last_stream(

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from wvprobe._linalg import at_least_float32
 from wvprobe._rotary import Rotary
 from wvprobe.adapters.boot import why_no_head
 from wvprobe.adapters.structure import Architecture, has
@@ -122,7 +123,8 @@ def norm(model: Any, component: Any) -> Norm:
     module = component.original_component
     eps = float(getattr(module, "eps", getattr(module, "variance_epsilon", 0.0)))
     weight = module.weight.detach()
-    probe = torch.linspace(-1.0, 2.0, weight.shape[-1], device=weight.device, dtype=weight.dtype)
+    # Its mean is not 0, so that centring shows, and half precision holds it exactly.
+    probe = torch.arange(weight.shape[-1], device=weight.device, dtype=weight.dtype) % 8 + 1
     with torch.no_grad():
         expected = module(probe)
     bias = getattr(module, "bias", None)
@@ -131,12 +133,14 @@ def norm(model: Any, component: Any) -> Norm:
         Norm("rms", weight, None, eps),
         Norm("rms", 1.0 + weight, None, eps),
     )
+    expected = at_least_float32(expected)
+    errors = [
+        float((c(at_least_float32(probe)) - expected).norm() / expected.norm()) for c in candidates
+    ]
+    best = min(range(len(candidates)), key=errors.__getitem__)
     # transformers norms in float32 inside float64 models too.
-    precision = max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps)
-    for candidate in candidates:
-        error = (candidate(probe) - expected).norm() / expected.norm()
-        if error < 64 * precision:
-            return candidate
+    if errors[best] < 8 * max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps):
+        return candidates[best]
     raise UnsupportedError(
         f"{model.cfg.model_name} has a {type(module).__name__} that is neither LayerNorm nor "
         "RMSNorm (with gain g or 1 + g); wvprobe does not model it."
