@@ -169,15 +169,23 @@ def test_what_attention_reads_is_on_the_right_side_of_the_norm(tiny):
 
 
 def test_pooling(tiny):
-    model = tiny("llama")
-    span = find_word(model, TEXTS[0], "close")
+    model, text, word = tiny("llama"), "They sat on the embankment.", "embankment"
+    span = find_word(model, text, word)
     assert len(span.tokens) > 1, "the test needs a word of several tokens"
-    whole = capture(model, TEXTS[0], "v")["v"][0, list(span.tokens)]
+    whole = capture(model, text, "v")["v"][0, list(span.tokens)]
     for pool, expected in (("last", whole[-1]), ("first", whole[0]), ("mean", whole.mean(0))):
-        found = capture(model, TEXTS[0], "v", words="close", pool=pool)["v"][0]
+        found = capture(model, text, "v", words=word, pool=pool)["v"][0]
         torch.testing.assert_close(found, expected)
-    assert capture(model, TEXTS[0], "v", words="close").pool == "last"
-    assert capture(tiny("bert"), TEXTS[0], "v", words="close").pool == "mean"
+    assert capture(model, text, "v", words=word).pool == "last"
+    assert capture(tiny("bert"), text, "v", words=word).pool == "mean"
+
+
+def test_words_of_different_lengths_are_pooled_each_by_itself(tiny):
+    texts, words = ["They sat on the embankment.", "The bank is open."], ["embankment", "bank"]
+    together = capture(tiny("bert"), texts, "v", words=words)["v"]
+    for item in (0, 1):
+        alone = capture(tiny("bert"), texts[item], "v", words=words[item])["v"]
+        torch.testing.assert_close(together[item], alone[0], rtol=1e-4, atol=1e-5)
 
 
 def test_layers_are_the_ones_asked_for(tiny):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from wvprobe import adapters
-from wvprobe.adapters import parts
 from wvprobe.adapters import weights as read
 from wvprobe.auditing import AuditResult, audit, quick_audit
 from wvprobe.errors import AuditError

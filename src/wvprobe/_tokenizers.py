@@ -50,10 +50,21 @@ _WORDPIECE_SPECIALS = {
 _PREPENDS_BOS = ("opt", "llama", "mistral", "gemma2", "gemma3", "deepseek_v3")
 
 
-@cache
 def tiny_tokenizer(family: str) -> Any:
-    """Return the tokenizer of a tiny family, loaded from a folder as users load theirs."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    """Return a tokenizer of a tiny family, loaded from a folder as users load theirs.
+
+    A new one each time: a bridge changes the tokenizer that it is given, and gives BERT's another
+    beginning on a second boot.
+    """
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(_saved(family))
+
+
+@cache
+def _saved(family: str) -> str:
+    """Train a family's tokenizer and save it to a folder that stays: the bridge reads it again."""
+    from transformers import PreTrainedTokenizerFast
 
     specials, tokenizer = _trained(family)
     if family in _PREPENDS_BOS:
@@ -63,11 +74,9 @@ def tiny_tokenizer(family: str) -> Any:
             pair=f"{bos} $A {bos} $B",
             special_tokens=[(bos, tokenizer.token_to_id(bos))],
         )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials)
-    # The bridge reads the tokenizer a second time from its `name_or_path`, so the folder stays.
     folder = f"{_folder().name}/{family}"
-    fast.save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials).save_pretrained(folder)
+    return folder
 
 
 @cache
@@ -105,7 +114,9 @@ def _byte_level(specials: dict[str, str]) -> Tokenizer:
 
 def _metaspace() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    # Real ones keep punctuation apart, too.
+    apart = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(apart)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )

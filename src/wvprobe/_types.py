@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import platform
 import sys
 import typing
@@ -156,6 +157,7 @@ def _class_named(name: str) -> Any:
 
 def _encode(value: Any, key: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Return `value` as JSON, its tensors moved to `tensors` under `key` and below."""
+    import numpy
     import pandas
 
     if isinstance(value, torch.Tensor):
@@ -184,11 +186,11 @@ def _encode(value: Any, key: str, tensors: dict[str, torch.Tensor]) -> Any:
             for f in dataclasses.fields(value)
         }
         return {"$dataclass": name, "fields": fields}
-    if isinstance(value, float) and value != value or value in (float("inf"), -float("inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(float(value))}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if hasattr(value, "item"):
+    if isinstance(value, numpy.generic):
         return _encode(value.item(), key, tensors)
     raise InputError(f"a result's field {key} holds a {type(value).__name__}, which is not saved.")
 

@@ -30,7 +30,7 @@ def index(name: str, value: object, size: int, what: str) -> int:
     return int(value)
 
 
-def indices(name: str, values: Iterable[int] | int | None, size: int, what: str) -> tuple[int, ...]:
+def indices(name: str, values: object, size: int, what: str) -> tuple[int, ...]:
     """Return `values` (None: all of them) as distinct ints in ``0..size-1``, in the order given."""
     if values is None:
         return tuple(range(size))

@@ -5,9 +5,7 @@ and only as far as the last layer that is asked for. Each hook keeps the positio
 drops the rest at once, so memory holds the result and one batch.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, ClassVar, Literal
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wvprobe import adapters
+from wvprobe._progress import progress as progress_bar
 from wvprobe._types import Provenance, Result
 from wvprobe._validate import index, indices, message, one_of
 from wvprobe._validate import texts as checked_texts
@@ -194,7 +193,7 @@ def read_sites(
     run.all(_batches(encodings, batch_size, model), progress)
     return Activations(
         provenance=Provenance.of(model.cfg.model_name, ""),
-        values=run.results,
+        values={site: run.results[site] for site in plan.sites},
         layers=plan.layers,
         texts=tuple(e.text for e in encodings),
         tokens=tuple(e.ids for e in encodings),
@@ -251,7 +250,8 @@ class _Run:
     def all(self, batches: list[list[int]], progress: bool) -> None:
         """Run every batch; on a lack of memory, halve it and go on."""
         todo = list(reversed(batches))
-        with _progress(len(self.encodings), progress and len(batches) >= _LONG_WORK) as advance:
+        long = progress and len(batches) >= _LONG_WORK
+        with progress_bar(len(self.encodings), "texts read", long) as advance:
             while todo:
                 items = todo.pop()
                 try:
@@ -383,10 +383,8 @@ def _resolve(
         return tuple(s.tokens for s in spans), tuple(s.word for s in spans)
     if positions is None:
         return None, None
-    if isinstance(positions, Integral | str):
-        each: list[Any] = [positions] * len(encodings)
-    else:
-        each = list(positions)
+    one = isinstance(positions, int | str)
+    each: list[Any] = [positions] * len(encodings) if one else list(positions)
     _check_length("positions", each, encodings)
     return tuple(_position(e, p) for e, p in zip(encodings, each, strict=True)), None
 
@@ -419,11 +417,10 @@ def _position(encoding: Encoding, given: Any) -> tuple[int, ...]:
     return tuple(index("positions", p, size, f"tokens in {encoding.text!r}") for p in each)
 
 
-def _batches(encodings: list[Encoding], batch_size: int | str, model: Any) -> list[list[int]]:
+def _batches(encodings: list[Encoding], batch_size: Any, model: Any) -> list[list[int]]:
     """Return batches of items of like length, long texts first: what fails, fails early."""
-    if batch_size != "auto" and (
-        isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1
-    ):
+    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
+    if batch_size != "auto" and not (whole and batch_size >= 1):
         raise InputError(message("batch_size", "'auto' or an int of at least 1", batch_size))
     order = sorted(range(len(encodings)), key=lambda i: -len(encodings[i].ids))
     budget = _BATCH_TOKENS.get(str(model.cfg.device).split(":")[0], _BATCH_TOKENS["cpu"])
@@ -436,22 +433,3 @@ def _batches(encodings: list[Encoding], batch_size: int | str, model: Any) -> li
         batches.append(order[:size])
         order = order[size:]
     return batches
-
-
-def _progress(total: int, shown: bool) -> AbstractContextManager[Callable[[int], None]]:
-    return _bar(total) if shown else nullcontext(lambda _done: None)
-
-
-def _bar(total: int) -> AbstractContextManager[Callable[[int], None]]:
-    from contextlib import contextmanager
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    @contextmanager
-    def bar() -> Iterator[Callable[[int], None]]:
-        with Progress(console=Console(file=sys.stderr), transient=True) as shown:
-            task = shown.add_task("texts read", total=total)
-            yield lambda done: shown.advance(task, done)
-
-    return bar()

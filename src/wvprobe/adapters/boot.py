@@ -112,7 +112,7 @@ def _parameter_digest(named: tuple[str, torch.Tensor]) -> bytes:
     name, parameter = named
     digest = hashlib.sha256(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
     raw = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest.update(memoryview(raw.numpy()))
+    digest.update(raw.numpy().data)
     return digest.digest()
 
 

@@ -88,14 +88,14 @@ class LayerWeights:
 def layer_weights(model: Any, layer: int) -> LayerWeights:
     """Read one layer's attention weights."""
     attention = model.blocks[layer].attn
-    biases = {
-        f"b_{letter.upper()}": getattr(attention, f"b_{letter.upper()}").detach()
-        if getattr(getattr(attention, letter).original_component, "bias", None) is not None
-        else None
-        for letter in "qkvo"
-    }
-    weights = {f"W_{letter}": getattr(attention, f"W_{letter}").detach() for letter in "QKVO"}
-    return LayerWeights(**weights, **biases)
+    found: dict[str, Any] = {}
+    for letter in "QKVO":
+        found[f"W_{letter}"] = getattr(attention, f"W_{letter}").detach()
+        # TransformerLens raises where there is no bias, so the module itself is asked.
+        module = getattr(attention, letter.lower()).original_component
+        has_bias = getattr(module, "bias", None) is not None
+        found[f"b_{letter}"] = getattr(attention, f"b_{letter}").detach() if has_bias else None
+    return LayerWeights(**found)
 
 
 def output_weight(model: Any, arch: Architecture, layer: int) -> Tensor:
@@ -235,9 +235,11 @@ def rotary(model: Any, arch: Architecture, layer: int) -> Rotary | None:
     module = model.original_model.base_model.rotary_emb
     module = getattr(module, "original_component", module)
     kinds = getattr(model.original_model.config, "layer_types", None)
-    prefix = f"{kinds[layer]}_" if kinds and hasattr(module, f"{kinds[layer]}_inv_freq") else ""
+    layer_type = kinds[layer] if kinds else ""
+    # Gemma-3 keeps a table for each type of layer, with a base of its own.
+    prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     rope_type = getattr(module, "rope_type", "default")
-    kind = str(rope_type[kinds[layer]] if isinstance(rope_type, dict) else rope_type)
+    kind = str(rope_type[layer_type] if isinstance(rope_type, dict) else rope_type)
     if kind in LENGTH_DEPENDENT:
         raise UnsupportedError(
             f"{model.cfg.model_name} scales its rotation by {kind!r}, whose frequencies depend "
@@ -249,7 +251,7 @@ def rotary(model: Any, arch: Architecture, layer: int) -> Rotary | None:
         getattr(model.cfg, "rotary_interleaved_cos_sin", False)
     )
     found = Rotary(inv_freq, scaling, adjacent, kind)
-    _check_rotary(model, module, found, (kinds[layer],) if prefix else ())
+    _check_rotary(model, module, found, (layer_type,) if prefix else ())
     return found
 
 

@@ -1,0 +1,1 @@
+"""Timings side by side with what a user would use instead: ``python -m benchmarks.<name>``."""

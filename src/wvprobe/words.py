@@ -1,0 +1,546 @@
+"""From words to token positions, from the tokenizer alone.
+
+    span = find_word(model, "The river bank is closed.", "bank")
+    span.tokens     # (3,): positions in the sequence that the model reads, its BOS counted
+
+Two steps, each usable alone: `encode` finds which characters of the text every token stands
+for, and `locate` finds a word among the characters. Nothing is guessed: a word of other case, a
+possessive, or a part of a longer word is offered in the error, never taken.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple
+
+from wvprobe._validate import message
+from wvprobe.errors import InputError, TokenizerError, WordError
+
+Source = Literal["offsets", "decoding"]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A text as the tokens that the model reads.
+
+    Attributes:
+        text: the text.
+        ids: token ids, added ones (BOS, CLS, SEP, EOS) included.
+        spans: the characters ``text[start:end]`` that a token stands for, without white space
+            before them; None for an added token. Tokens that hold the bytes of one character
+            share its span; a token of white space has an empty one.
+        strings: readable tokens; bytes that are no whole character are written ``<0xE2>``.
+        special: whether the tokenizer or the bridge added the token. A special token that the
+            text itself spells out was not added.
+        source: ``offsets`` where the tokenizer's own offsets hold; ``decoding`` where they are
+            wrong or missing and the tokens, decoded one by one, were matched to the text.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    spans: tuple[Span | None, ...]
+    strings: tuple[str, ...]
+    special: tuple[bool, ...]
+    source: Source
+
+
+@dataclass(frozen=True)
+class WordSpan:
+    """One occurrence of a word in a text.
+
+    Attributes:
+        text: the text.
+        word: the word, ``text[chars[0]:chars[1]]``.
+        occurrence: which of the word's occurrences, counted from 0.
+        tokens: positions of the word's tokens in the sequence, added tokens counted.
+        chars: start and end of the word in the text.
+        strings: the word's tokens as readable strings.
+        source: how the tokens' characters were found, see :class:`Encoding`.
+    """
+
+    text: str
+    word: str
+    occurrence: int
+    tokens: tuple[int, ...]
+    chars: Span
+    strings: tuple[str, ...]
+    source: Source
+
+
+def find_word(
+    model: Any, text: str, word: str, *, occurrence: int = 0, prepend_bos: bool | None = None
+) -> WordSpan:
+    """Find the tokens of a word in a text.
+
+    Args:
+        model: a bridge with a tokenizer.
+        text: the text; never truncated.
+        word: a word or a phrase as the text writes it: same case, spaces and Unicode form.
+            Punctuation alone is matched as it stands. Scripts without spaces (Chinese,
+            Japanese, Thai, Lao, Khmer, Burmese) do not show where words end: there, every
+            place where the word stands counts.
+        occurrence: which of the word's occurrences, counted from 0.
+        prepend_bos: whether a BOS stands first; None for what the bridge does by default.
+
+    Raises:
+        WordError: no such whole word, or not so many of them; the message lists what is there.
+        InputError: the text is empty, too long for the model, or brings its own BOS.
+        TokenizerError: there is no tokenizer, or its tokens cannot be matched to the text.
+    """
+    return locate(encode(model, text, prepend_bos=prepend_bos), word, occurrence)
+
+
+def encode(model: Any, text: str, *, prepend_bos: bool | None = None) -> Encoding:
+    """Tokenize a text as the bridge does, and find every token's characters.
+
+    Arguments and errors are those of :func:`find_word`.
+    """
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise TokenizerError(
+            "`model` must have a tokenizer to find words with. Got none. "
+            "Use wvprobe.load(model, tokenizer=tokenizer)."
+        )
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(message("text", "a string with something in it", text))
+    prepend = bool(model.cfg.default_prepend_bos) if prepend_bos is None else prepend_bos
+    # One text has no padding; "right" keeps a tokenizer that pads on the left from looking for
+    # its BOS behind some.
+    tokens = model.to_tokens(
+        text, prepend_bos=prepend, padding_side="right", move_to_device=False, truncate=False
+    )
+    ids = tuple(tokens[0].tolist())
+    _check_size(model, ids)
+    own = _own_tokens(model, tokenizer, text, ids, prepend)
+    _check_added(tokenizer, text, ids, own.start, prepend)
+
+    read = _read(tokenizer, ids)
+    inner = read[own.start : own.stop]
+    source: Source = "offsets"
+    spans = _verified(text, own.offsets, inner) if own.offsets is not None else None
+    if spans is None:
+        source = "decoding"
+        spans = _matched(text, inner)
+    if spans is None:
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} gives wrong offsets or none, and its tokens, decoded one "
+            f"by one, do not spell the text {_short(text)}. Give positions in place of words."
+        )
+    before, after = own.start, len(ids) - own.stop
+    return Encoding(
+        text,
+        ids,
+        (*[None] * before, *spans, *[None] * after),
+        tuple(token.string for token in read),
+        (True,) * before + (False,) * len(spans) + (True,) * after,
+        source,
+    )
+
+
+def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
+    """Find the tokens of a word in an encoded text: :func:`find_word` without the tokenizer."""
+    if not isinstance(word, str) or not word or word != word.strip():
+        raise WordError(message("word", "a word without white space around it", word))
+    text = encoding.text
+    places = list(_occurrences(text, word))
+    if not places:
+        expected = f"a whole word of {_short(text)}"
+        raise WordError(message("word", expected, word, _near(text, word, places)))
+    if isinstance(occurrence, bool) or not 0 <= occurrence < len(places):
+        there = ", ".join(f"{start}..{end}" for start, end in places)
+        hint = f"{word!r} occurs {len(places)} time(s) in {_short(text)}: at {there}. "
+        hint += _near(text, word, places)
+        expected = f"in 0..{len(places) - 1}"
+        raise WordError(message("occurrence", expected, occurrence, hint.strip()))
+    start, end = places[occurrence]
+    positions = _covering(encoding, start, end)
+    strings = tuple(encoding.strings[position] for position in positions)
+    return WordSpan(text, word, occurrence, positions, (start, end), strings, encoding.source)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+# --- from the bridge's ids to the text's own ---
+
+
+class _Own(NamedTuple):
+    """Which of the bridge's ids are the text's, and the offsets that the tokenizer claims."""
+
+    start: int
+    stop: int
+    offsets: list[Span] | None
+
+
+def _check_size(model: Any, ids: tuple[int, ...]) -> None:
+    limit = model.cfg.n_ctx or 0
+    if 0 < limit < len(ids):
+        expected = f"at most {limit} tokens long, the context of {model.cfg.model_name}"
+        raise InputError(message("text", expected, f"shape [{len(ids)}]", "Shorten it."))
+    # A tokenizer that is set on a bridge changes cfg.d_vocab, but not what the model embeds.
+    rows = int(model.W_E.shape[0])
+    if max(ids, default=0) >= rows:
+        raise TokenizerError(
+            f"the tokenizer gives id {max(ids)}, and {model.cfg.model_name} embeds {rows} ids. "
+            "Use the tokenizer that the model was trained with."
+        )
+
+
+def _own_tokens(model: Any, tokenizer: Any, text: str, ids: tuple[int, ...], prepend: bool) -> _Own:
+    """Find the text's own tokens among the ids; special ones may stand before and after."""
+    bos, special = tokenizer.bos_token, set(tokenizer.all_special_ids)
+    # The bridge writes a BOS that the tokenizer does not add before the text, which can change
+    # the text's first token; it leaves out one that the vocabulary lacks.
+    by_hand = prepend and bos and not model.cfg.tokenizer_prepends_bos
+    for prefix in (bos, "") if by_hand else ("",):
+        encoded = tokenizer(
+            prefix + text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast
+        )
+        own = tuple(encoded["input_ids"])
+        offsets = encoded["offset_mapping"] if tokenizer.is_fast else None
+        if prefix:
+            if own[:1] != (tokenizer.bos_token_id,):
+                continue
+            own = own[1:]
+            offsets = offsets and [(a - len(bos), b - len(bos)) for a, b in offsets[1:]]
+        for start in range(len(ids) - len(own), -1, -1):
+            stop = start + len(own)
+            if ids[start:stop] == own and special.issuperset(ids[:start] + ids[stop:]):
+                return _Own(start, stop, offsets)
+    raise TokenizerError(
+        f"the bridge reads {_short(text)} as ids {list(ids[:5])}..., which are not the "
+        "tokenizer's own with special ones around them: a token is lost, or comes from another "
+        "tokenizer. Load model and tokenizer together; end no text with a special token."
+    )
+
+
+def _check_added(
+    tokenizer: Any, text: str, ids: tuple[int, ...], start: int, prepend: bool
+) -> None:
+    """Refuse two BOS, a BOS too many, a BOS too few, and a lost CLS."""
+    added, bos, bos_id = ids[:start], tokenizer.bos_token, tokenizer.bos_token_id
+    stale = "cfg.tokenizer_prepends_bos does not fit the tokenizer. Load both again, together."
+    if len(set(added)) < len(added):
+        raise TokenizerError(f"the sequence begins with two {bos!r}: {stale}")
+    if ids[start : start + 1] and ids[start] in added:
+        raise InputError(
+            f"`text` must not begin with {tokenizer.convert_ids_to_tokens(ids[start])!r}, which "
+            f"is added to it. Got {_short(text)} instead. Remove it, or pass prepend_bos=False."
+        )
+    if not prepend and bos_id in added:
+        raise TokenizerError(f"{bos!r} is added where prepend_bos=False asks for none: {stale}")
+    if added:
+        return
+    # A BOS that is not in the vocabulary has the unknown token's id, and cannot be prepended.
+    absent = bos_id is None or (bos_id == tokenizer.unk_token_id and bos != tokenizer.unk_token)
+    if prepend and not absent:
+        raise TokenizerError(f"{bos!r} is missing where prepend_bos=True asks for it: {stale}")
+    cls, cls_id = tokenizer.cls_token, tokenizer.cls_token_id
+    if prepend and cls_id is not None:
+        raise TokenizerError(
+            f"{cls!r} is not added any more. A tokenizer that was wrapped once may have lost it: "
+            "load the tokenizer anew."
+        )
+    if not prepend and cls_id is not None and tokenizer(text)["input_ids"][0] == cls_id:
+        raise InputError(
+            f"`prepend_bos` must be True for a tokenizer with {cls!r}. Got False instead, by which "
+            f"the bridge takes away the {cls!r} that the model expects."
+        )
+
+
+# --- from ids to strings ---
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Byte-level vocabularies write a byte as its character where that is printable, and the others,
+# in order, as the characters from 256 on.
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTES = {chr(256 + rank): byte for rank, byte in enumerate(_OTHERS)}
+
+
+class _Token(NamedTuple):
+    """A token as a string; `raw` holds its bytes where they are no whole characters."""
+
+    string: str
+    raw: bytes | None
+    unknown: bool
+
+
+def _read(tokenizer: Any, ids: Sequence[int]) -> list[_Token]:
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    decoded = tokenizer.batch_decode(
+        [[i] for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    unknown = tokenizer.unk_token_id
+    return [
+        _Token(*_readable(piece, string), i == unknown)
+        for i, piece, string in zip(ids, pieces, decoded, strict=True)
+    ]
+
+
+def _readable(piece: str, decoded: str) -> tuple[str, bytes | None]:
+    """Return a token's string, and its bytes where they are no whole characters."""
+    if decoded and "\ufffd" not in decoded:
+        # Some decoders drop the space before a text, hence that of a token on its own.
+        lost = piece.startswith("▁") and not decoded[0].isspace()
+        return (" " + decoded if lost else decoded), None
+    if not piece.strip("▁"):
+        return " " * len(piece), None
+    byte = _BYTE_PIECE.fullmatch(piece)
+    try:
+        raw = bytes([int(byte[1], 16)] if byte else [_BYTES.get(c, ord(c)) for c in piece])
+    except ValueError:  # a character that stands for no byte
+        return decoded or piece, None
+    try:
+        return raw.decode(), None
+    except UnicodeDecodeError:
+        shown = [chr(b) if 32 <= b < 127 else f"<0x{b:02X}>" for b in raw]
+        return "".join(shown), raw
+
+
+# --- from tokens to characters ---
+
+
+def _verified(text: str, offsets: Sequence[Span], tokens: Sequence[_Token]) -> list[Span] | None:
+    """Return the tokenizer's offsets as spans, or None where they cannot be right."""
+    spans, last = [], (0, 0)
+    for (start, end), token in zip(offsets, tokens, strict=True):
+        piece = text[start:end]
+        ordered = last[0] <= start <= end and last[1] <= end <= len(text)
+        if not (ordered and _agree(token, piece)):
+            return None
+        last = (start, end)
+        if not token.string.strip():
+            # The space that metaspace tokenizers put before a text has the offsets of its first
+            # letter, which it does not stand for.
+            start = end = start if piece.strip() else end
+        spans.append((end - len(text[start:end].lstrip()), end))
+    return spans
+
+
+def _agree(token: _Token, piece: str) -> bool:
+    """Whether a token can stand for a piece of text, up to case, accents and punctuation."""
+    if not (token.string.strip() and piece.strip()):
+        return not token.string.strip()
+    if token.unknown or token.string.strip() == piece.strip():
+        return True
+    if token.raw is not None:
+        return not piece.isascii()
+    return _skeleton(token.string) == _skeleton(piece)
+
+
+def _skeleton(string: str) -> str:
+    return "".join(c for c in _fold(string)[0] if c.isalnum())
+
+
+def _fold(text: str) -> tuple[str, list[int]]:
+    """Return the text without case and compatibility forms, and each character's origin."""
+    parts = [unicodedata.normalize("NFKD", c).casefold() for c in text]
+    origins = [index for index, part in enumerate(parts) for _ in part]
+    return "".join(parts), origins
+
+
+def _matched(text: str, tokens: Sequence[_Token]) -> list[Span] | None:
+    """Match the tokens' strings to the text, in order and to its end; None where they differ.
+
+    Each token is taken as it decodes alone, and with its neighbours only where they share the
+    bytes of a character: what decoders do to sentences (spaces removed, "do not" made "don't")
+    stays out.
+    """
+    folded, origins = _fold(text)
+    spans: list[Span] = []
+    sharing: list[_Token] = []
+    at = 0
+    for token in tokens:
+        sharing.append(token)
+        string = token.string
+        if sharing[0].raw is not None:
+            try:
+                string = b"".join(t.raw or t.string.encode() for t in sharing).decode()
+            except UnicodeDecodeError:
+                continue
+        if not string.strip():
+            edge = origins[at] if at < len(origins) else len(text)
+            spans += [(edge, edge)] * len(sharing)
+        else:
+            while token.unknown and at < len(folded) and _droppable(folded[at]):
+                at += 1
+            unknown = _UNKNOWN.match(folded, at) if token.unknown else None
+            stretch = unknown.span() if unknown else _stretch(folded, at, string)
+            if stretch is None and string.startswith("##"):  # WordPiece: a word continued
+                stretch = _stretch(folded, at, string[2:])
+            if stretch is None:
+                return None
+            start, at = stretch
+            while unknown and at < len(origins) and origins[at] == origins[at - 1]:
+                at += 1  # to the end of a character that was folded into several
+            spans += [(origins[start], origins[at - 1] + 1)] * len(sharing)
+        sharing = []
+    return None if sharing or not all(map(_droppable, folded[at:])) else spans
+
+
+# An unknown token stands for a word or a mark; where not for this one, what follows will differ.
+_UNKNOWN = re.compile(r"\w+|\S")
+
+
+def _stretch(folded: str, at: int, string: str) -> Span | None:
+    """Return where in `folded`, from `at` on, a token's string stands next."""
+    start = None
+    for character in "".join(_fold(string)[0].split()):
+        while at < len(folded) and folded[at] != character and _droppable(folded[at]):
+            at += 1
+        if folded[at : at + 1] != character:
+            return None
+        start = at if start is None else start
+        at += 1
+    return None if start is None else (start, at)
+
+
+def _droppable(character: str) -> bool:
+    """Whether tokenizers may leave it out: white space, accents, control characters."""
+    return character.isspace() or unicodedata.category(character) in ("Mn", "Me", "Cc", "Cf")
+
+
+# --- from characters to words ---
+
+# Thai, Lao, Burmese, Khmer, Hiragana, Han.
+_UNSPACED = re.compile(
+    "[\u0e01-\u0e5b\u0e80-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3041-\u309f"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
+
+def _occurrences(text: str, word: str) -> Iterator[Span]:
+    """Yield where the word stands whole, without overlap."""
+    start = text.find(word)
+    while start >= 0:
+        end = start + len(word)
+        inside = _begins_earlier(text, start) or _goes_on(text, end)
+        # "bank'" is no word of "bank's", but an apostrophe alone may be asked for.
+        inside = inside or (len(word) > 1 and _apostrophe_within(text, end - 1))
+        if inside or _ends_possessive(text, end):
+            start = text.find(word, start + 1)
+        else:
+            yield start, end
+            start = text.find(word, end)
+
+
+def _begins_earlier(text: str, start: int) -> bool:
+    return _within_word(text, start) or _apostrophe_within(text, start - 1)
+
+
+def _goes_on(text: str, end: int) -> bool:
+    return _within_word(text, end) or _apostrophe_within(text, end)
+
+
+def _within_word(text: str, index: int) -> bool:
+    """Whether the characters before and at `index` belong to one word."""
+    if not 0 < index < len(text):
+        return False
+    if _extends(text[index]) or text[index - 1] == "\u200d":
+        return True
+    base = index - 1
+    while base and _extends(text[base]):
+        base -= 1
+    pair = text[base] + text[index]
+    return all(map(_is_letter, pair)) and not _UNSPACED.search(pair)
+
+
+def _is_letter(character: str) -> bool:
+    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
+
+
+def _extends(character: str) -> bool:
+    """Whether it is part of the character before: a mark, a joiner, an emoji's skin tone."""
+    return (
+        unicodedata.category(character)[0] == "M"
+        or character in "\u200c\u200d"
+        or "\U0001f3fb" <= character <= "\U0001f3ff"
+    )
+
+
+def _apostrophe_within(text: str, index: int) -> bool:
+    """Whether an apostrophe between two letters stands at `index`."""
+    between = 0 < index < len(text) - 1 and text[index] in "'’"
+    return between and _is_letter(text[index - 1]) and _is_letter(text[index + 1])
+
+
+def _ends_possessive(text: str, end: int) -> bool:
+    """Whether an apostrophe at `end` makes a plural's possessive, as in "the banks' doors".
+
+    It does not where it may close a quotation that is still open.
+    """
+    if not (text[end : end + 1] in ("'", "’") and text[end - 1] in "sS"):
+        return False
+    opened = re.findall(r"(?<!\w)['‘](?=\w)", text[:end])
+    closed = re.findall(r"(?<=\S)['’](?!\w)", text[:end])
+    return len(opened) <= len(closed)
+
+
+def _near(text: str, word: str, places: Sequence[Span]) -> str:
+    """Say what stands in the text instead of the word, or besides it, and how to ask for it."""
+    folded, origins = _fold(text)
+    pattern = r"\s+".join(map(re.escape, _key(word).split()))
+    offers: dict[Span, str] = {}
+    for match in re.finditer(f"(?=({pattern}))", folded):
+        start, end = origins[match.start(1)], origins[match.end(1) - 1] + 1
+        while _begins_earlier(text, start) or _apostrophe_within(text, start):
+            start -= 1
+        while _goes_on(text, end) or _apostrophe_within(text, end - 1):
+            end += 1
+        end += _ends_possessive(text, end)
+        if (start, end) not in places:
+            offers[start, end] = _offer(text, start, end, word)
+    if offers or places:
+        return " ".join(offers.values())
+    words = list(dict.fromkeys(re.findall(r"\w+(?:['’]\w+)*", text)))
+    nearest = get_close_matches(word, words, cutoff=0.7) or words[:12]
+    return f"The text has {', '.join(map(repr, nearest))}."
+
+
+def _offer(text: str, start: int, end: int, word: str) -> str:
+    """Name what stands at ``start..end`` by its relation to the word."""
+    found, argument = text[start:end], repr(text[start:end])
+    if found.casefold() == word.casefold():
+        kind = "other case"
+    elif _key(found) == _key(word):
+        # Two Unicode forms of a word look alike when printed.
+        kind, argument = "other Unicode form or spacing", f"text[{start}:{end}]"
+    elif _key(re.sub("['’][sS]?$", "", found)) == _key(word):
+        kind = "possessive"
+    elif _key(found).startswith(_key(word)):
+        kind = "longer word"
+    else:
+        return f"Found it inside {found!r} at {start}..{end}."
+    return f"Found the {kind} {found!r} at {start}..{end}; pass word={argument}."
+
+
+def _key(text: str) -> str:
+    return " ".join(_fold(text)[0].split())
+
+
+# --- from characters to tokens ---
+
+
+def _covering(encoding: Encoding, start: int, end: int) -> tuple[int, ...]:
+    """Return the positions whose tokens stand for ``text[start:end]`` and nothing around it."""
+    text, covering = encoding.text, []
+    got = f"Got {text[start:end]!r} at {start}..{end} instead"
+    for position, span in enumerate(encoding.spans):
+        if span is None or span[0] == span[1] or span[1] <= start or span[0] >= end:
+            continue
+        around = text[span[0] : start] + text[end : span[1]]
+        if around.strip():
+            raise WordError(
+                f"`word` must have tokens of its own. {got}, where token "
+                f"{encoding.strings[position]!r} (position {position}) also stands for {around!r}. "
+                f"Pass word={text[min(start, span[0]) : max(end, span[1])]!r}."
+            )
+        covering.append(position)
+    if not covering:
+        raise WordError(f"`word` must have tokens. {got}, which the tokenizer leaves out.")
+    return tuple(covering)

@@ -1,0 +1,108 @@
+"""The page and its numbers."""
+
+import json
+
+import pytest
+
+from wvprobe.errors import DiskSpaceError
+from wvprobe.report import write_report
+from wvprobe.report.catalogue import CLAIMS, concatenation, equal_cost
+from wvprobe.report.claims import judge_equal_cost, judge_full_width, judge_identity
+from wvprobe.testing import tiny_model
+
+IDS = (
+    "1.1 1.2 2.1 2.2 2.3 2.4 2.5 2.6 3.1 3.2 3.3 3.4 4.1 4.2 4.3 4.4 4.5 5.1 5.2 5.3 5.4 5.5 5.6"
+).split()
+MEASURED = {"3.3", "5.1", "5.4"}
+
+
+def test_all_claims_are_there_each_with_a_rule():
+    assert [claim.id for claim in CLAIMS] == IDS
+    assert all(claim.rule and claim.claim for claim in CLAIMS)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "phi", "bloom", "deepseek_v3"])
+def test_a_report_is_written(family, tiny, tmp_path):
+    steps = []
+    written = write_report(tiny(family), tmp_path / "out", progress=steps.append)
+    assert len(steps) >= 3 and written.audit.ok
+    document = json.loads(written.results.read_text())
+    assert set(document) == {"claims", "provenance"}
+    by_id = {claim["id"]: claim for claim in document["claims"]}
+    assert list(by_id) == IDS
+    for claim in by_id.values():
+        assert {"id", "claim", "verdict", "rule", "numbers", "interval", "n", "model"} <= set(claim)
+        assert claim["model"] == f"tiny:{family}"
+        assert (claim["verdict"] == "not yet measured") == (claim["id"] not in MEASURED)
+    assert by_id["3.3"]["verdict"] == "supported"
+    assert by_id["5.1"]["numbers"]["per_layer"] == 3 * 96 * 12288**2
+    assert document["provenance"]["weight_hash"]
+
+
+def test_the_page_needs_no_network(tiny, tmp_path):
+    import re
+
+    page = write_report(tiny("llama"), tmp_path).page.read_text()
+    own = page.replace(page[page.index("<script>") : page.index("</script>")], "", 1)
+    assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", own)
+    assert page.count("Plotly.newPlot(") >= 3
+    assert r"bank\u2192river (masked)" in own
+    assert "a power bank dropped into the river." in own
+
+
+def test_a_failed_audit_is_told_on_the_page(tmp_path, monkeypatch):
+    from wvprobe import adapters
+
+    monkeypatch.setattr(adapters, "sliding_window", lambda *_: None)
+    monkeypatch.setattr("wvprobe.adapters.weights.sliding_window", lambda *_: None)
+    written = write_report(tiny_model("mistral"), tmp_path)
+    assert not written.audit.ok
+    assert "The audit failed" in written.page.read_text()
+
+
+def test_a_folder_that_cannot_be_written(tiny, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DiskSpaceError, match="Name another folder"):
+        write_report(tiny("llama"), tmp_path / "file")
+
+
+class TestVerdicts:
+    """Pure functions, on made-up numbers on each side of the margin."""
+
+    def test_identity(self):
+        good, bad = judge_identity([1e-7, 9.9e-5], 2), judge_identity([1e-7, 1.1e-4], 2)
+        assert (good.verdict, bad.verdict) == ("supported", "refuted")
+        assert good.interval == (1e-7, 9.9e-5) and good.n == 2
+
+    def test_full_width_heads(self):
+        found = judge_full_width()
+        assert found.verdict == "refuted"
+        assert found.numbers["total"] == pytest.approx(4.1747e12, rel=1e-4)
+        assert found.numbers["total_with_W_O"] == pytest.approx(5.5663e12, rel=1e-4)
+        assert judge_full_width(claimed=4.2e12).verdict == "supported"
+        assert judge_full_width(claimed=4.0e12).verdict == "refuted"
+
+    def test_equal_cost(self):
+        full = 4 * 42**2
+        assert judge_equal_cost(42, full, full).verdict == "supported"
+        assert judge_equal_cost(42, full - 7, full).verdict == "mixed"
+        assert judge_equal_cost(42, full - 7, full + 7).verdict == "refuted"
+
+    def test_a_models_own_count_is_its_parameters(self, tiny):
+        for family, verdict in (("gpt2", "supported"), ("llama", "refuted")):
+            model = tiny(family)
+            attention = model.blocks[0].attn
+            own = sum(getattr(attention, f"W_{x}").numel() for x in "QKVO")
+            found = equal_cost(model)
+            assert found.numbers["model"] == own
+            assert found.verdict == verdict
+        assert equal_cost(tiny("deepseek_v3")).verdict == "not testable here"
+
+    def test_concatenation_fails_where_heads_are_swapped(self, monkeypatch):
+        from wvprobe import adapters
+
+        model = tiny_model("llama")
+        assert concatenation(model).verdict == "supported"
+        real = adapters.output_weight
+        monkeypatch.setattr(adapters, "output_weight", lambda *a: real(*a).flip(0))
+        assert concatenation(model).verdict == "refuted"
