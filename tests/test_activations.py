@@ -381,4 +381,4 @@ def test_real_models(smollm2, minilm):
         cosine = torch.cosine_similarity(seen[0], seen[1], dim=-1)
         # Alike at the embedding (with rotary positions the same), apart further up.
         assert cosine[0] > (0.9999 if model is smollm2 else 0.8)
-        assert cosine[1:].min() < 0.8
+        assert cosine[1:].min() < (0.8 if model is smollm2 else 0.95)

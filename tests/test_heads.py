@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from wvprobe._rotary import Rotary
+from wvprobe.activations import capture
 from wvprobe.adapters import architecture, reading, run_backbone, shaped
 from wvprobe.errors import InputError, ShapeError, UnsupportedError
 from wvprobe.heads import HeadWeights
@@ -113,6 +114,41 @@ def test_the_map_of_grouped_heads_is_right(tiny):
     assert heads.W_V.shape[1] == 2 and heads.W_O.shape[1] == 6
     assert torch.equal(heads.ov(1, 4).left, heads.W_V[1, 1])
     assert torch.equal(heads.ov(1, 4).right, heads.W_O[1, 4])
+
+
+def test_a_patched_kv_head_reaches_its_own_group_of_query_heads():
+    """Field line 2: hooks on keys and values where there are fewer of them than query heads."""
+    model = tiny_model("llama")
+
+    def without_head_one(value, hook):
+        value = value.clone()
+        value[:, :, 1] = 0
+        return value
+
+    plain = capture(model, TEXT, ["head_out", "v"], layers=1)
+    with model.hooks(fwd_hooks=[("blocks.1.attn.v.hook_out", without_head_one)]):
+        patched = capture(model, TEXT, ["head_out", "v"], layers=1)
+    assert patched["v"].shape[-2] == 2
+    assert torch.equal(patched["v"][..., 0, :], plain["v"][..., 0, :])
+    heads = patched["head_out"][0, :, 0]
+    torch.testing.assert_close(heads[:, :3], plain["head_out"][0, :, 0, :3])
+    assert not heads[:, 3:].any()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen2", "bert"])
+def test_the_value_bias_is_a_constant_of_the_block(family, tiny):
+    """Field line 5: pattern rows sum to 1, so b_V adds the same to every token's output."""
+    model = tiny(family)
+    heads = HeadWeights.from_model(model, fold_norm=False)
+    seen = raw(model, ["attn_in", "pattern", "attn_out"])
+    group = heads.n_heads // heads.n_kv_heads
+    values = torch.einsum("pd,kde->kpe", seen["attn_in"], heads.W_V[1])
+    values = values.repeat_interleave(group, dim=0)
+    without = torch.einsum("hqp,hpe,hed->qd", seen["pattern"], values, heads.W_O[1])
+    biases = heads.b_V[1].repeat_interleave(group, dim=0)
+    constant = torch.einsum("he,hed->d", biases, heads.W_O[1]) + heads.b_O[1]
+    torch.testing.assert_close(without + constant, seen["attn_out"], rtol=1e-4, atol=1e-5)
+    assert constant.norm() > 0.1
 
 
 def test_unfolded_circuits_equal_transformer_lens(tiny):

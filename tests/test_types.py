@@ -9,9 +9,9 @@ import torch
 
 from wvprobe import _validate
 from wvprobe._types import HeadId, Provenance, Result
-from wvprobe.adapters import provenance, weight_hash
+from wvprobe.adapters import n_parameters, provenance, weight_hash
 from wvprobe.errors import InputError, ModelFileError, WvprobeError
-from wvprobe.testing import tiny_model
+from wvprobe.testing import FAMILIES, tiny_model
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,11 @@ class TestWeightHash:
         model = tiny_model("llama")
         names = [name for name, _ in canonical_parameters(model)]
         assert names == sorted(name for name, _ in _hf_model("llama", 0, {}).named_parameters())
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_parameters_are_counted_once(self, family, tiny):
+        """Field line 6: fused views, expanded KV heads and tied embeddings inflate counts."""
+        assert n_parameters(tiny(family)) == FAMILIES[family].parameters
 
     def test_provenance_names_the_model_and_versions(self, tiny):
         found = provenance(tiny("bert"), seed=5, k=3)

@@ -183,13 +183,14 @@ def test_characters_of_several_bytes(family):
         assert text[slice(*span.chars)] == word
         spoken = {"☕": "[unk]"}.get(word, word) if family == "bert" else word
         assert spelt(model, encoding, span.tokens) == strip_marks(spoken).lower()
-    # A sentence's first token and one of bare white space are no part of a word.
-    assert not any(
-        s.strip() == "" for word in ("Café", "☕") for s in locate(encoding, word).strings
-    )
-    assert find_word(model, "☕ bank", "☕").tokens[0] == len(BEGINS_WITH[family]) + (
-        model.tokenizer.convert_ids_to_tokens(encode(model, "☕ bank").ids)
-    )[len(BEGINS_WITH[family]) :].count("▁")
+
+
+@every_family
+@pytest.mark.parametrize("text", ["☕ bank", "the ☕ bank", "  ☕ bank"])
+def test_a_token_of_white_space_is_no_part_of_a_word(family, text):
+    """Metaspace tokenizers put one before a text, whose offsets are those of the first letter."""
+    strings = find_word(model_of(family), text, "☕").strings
+    assert strings == (("[UNK]",) if family == "bert" else ("<0xE2>", "<0x98>", "<0x95>"))
 
 
 @every_family
@@ -385,7 +386,8 @@ WRONG = {
     "swapped": lambda offsets: [*offsets[:2], offsets[3], offsets[2], *offsets[4:]],
     "beyond": lambda offsets: [*offsets[:-1], (offsets[-1][0], offsets[-1][1] + 1)],
     "between letters": lambda offsets: [
-        (start + (n > 0), end + (n < len(offsets) - 1)) for n, (start, end) in enumerate(offsets)
+        (start + 2 * (n > 0), end + 2 * (n < len(offsets) - 1))
+        for n, (start, end) in enumerate(offsets)
     ],
     "off by a letter": lambda offsets: [(start, max(start, end - 1)) for start, end in offsets],
 }
@@ -405,8 +407,8 @@ def solid(encoding):
 @every_kind
 def test_wrong_offsets_are_noticed_and_decoding_takes_over(family, wrong):
     model = with_tokenizer(family, lambda tokenizer: WrongOffsets(tokenizer, WRONG[wrong]))
-    span = find_word(model, SENTENCE, "bank")
-    right = find_word(model_of(family), SENTENCE, "bank")
+    plain = "The old river bank by the water"  # no punctuation, whose offsets count for little
+    span, right = find_word(model, plain, "bank"), find_word(model_of(family), plain, "bank")
     assert span.source == "decoding" and right.source == "offsets"
     assert (span.tokens, span.chars) == (right.tokens, right.chars)
 
@@ -421,16 +423,13 @@ def test_offsets_of_llama_3():
 
 
 def test_bytes_whose_offsets_are_another_characters():
-    right = encode(model_of("llama"), "a ☕ bank").spans
-    cup = [n for n, span in enumerate(right) if span == (2, 3)]
-    assert len(cup) == 3
-
-    def earlier(offsets):
-        return [(0, 1) if n + 1 in cup else span for n, span in enumerate(offsets)][: len(offsets)]
-
-    model = with_tokenizer("llama", lambda tokenizer: WrongOffsets(tokenizer, earlier))
-    found = encode(model, "a ☕ bank")
-    assert found.source == "decoding" and solid(found) == [s for s in right if s != (2, 2)]
+    right = encode(model_of("gpt2"), "☕a bank")
+    assert right.spans[1:5] == ((0, 1), (0, 1), (0, 1), (1, 2))
+    model = with_tokenizer(
+        "gpt2", lambda t: WrongOffsets(t, lambda offsets: [(1, 2)] * 3 + offsets[3:])
+    )
+    found = encode(model, "☕a bank")
+    assert found.source == "decoding" and found.spans == right.spans
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -562,7 +561,7 @@ def test_a_whole_word(text, word, chars):
         ("the bank’s door", "bank", "Found the possessive 'bank’s' at 4..10"),
         ("the Bank's door", "bank", """the possessive "Bank's" at 4..10"""),
         ("the banks' door", "banks", """the possessive "banks'" at 4..10"""),
-        ("'tis 'so' the banks' door", "banks", None),
+        ("they 'so' the banks' door", "banks", """the possessive "banks'" at 14..20"""),
         ("The Bank is", "bank", "Found the other case 'Bank' at 4..8; pass word='Bank'."),
         ("the bank is", "Bank", "the other case 'bank' at 4..8"),
         ("two banks", "bank", "Found the longer word 'banks' at 4..9; pass word='banks'."),
@@ -590,9 +589,6 @@ def test_a_whole_word(text, word, chars):
     ],
 )
 def test_what_is_no_whole_word_is_offered_and_not_taken(text, word, expected):
-    if expected is None:  # as many quotations opened as closed, one by an apostrophe
-        assert found(text, word).chars == (14, 19)
-        return
     with pytest.raises(WordError) as caught:
         found(text, word)
     assert expected in str(caught.value)

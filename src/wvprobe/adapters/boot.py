@@ -82,12 +82,23 @@ def require_head(model: Any, what: str) -> None:
 
 
 def canonical_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters under the names they have without hooks, sorted, shared ones once."""
+    """Yield the parameters that run, under the names they have without hooks, each once.
+
+    A bridge splits a fused projection into q, k and v, which run, and keeps the fused one, which
+    does not: that one is left out, as are second names of tied weights.
+    """
     named = {
         name.replace("._original_component", ""): parameter
         for name, parameter in model.original_model.named_parameters()
     }
-    yield from sorted(named.items())
+    for name, parameter in sorted(named.items()):
+        if ".qkv." not in name or name.replace(".qkv.", ".q.") not in named:
+            yield name, parameter
+
+
+def n_parameters(model: Any) -> int:
+    """Return how many parameters the model has, as its checkpoint counts them."""
+    return sum(parameter.numel() for _, parameter in canonical_parameters(model))
 
 
 def weight_hash(model: Any) -> str:

@@ -162,7 +162,12 @@ def _tokens(model: Any, text: str) -> dict[str, Any]:
 
 def _facts(model: Any) -> dict[str, Any]:
     arch = adapters.architecture(model)
-    return {"name": model.cfg.model_name, "no_head": adapters.why_no_head(model), "arch": arch}
+    return {
+        "name": model.cfg.model_name,
+        "no_head": adapters.why_no_head(model),
+        "parameters": f"{adapters.n_parameters(model) / 1e6:,.1f} M",
+        "arch": arch,
+    }
 
 
 def _page(**values: Any) -> str:
