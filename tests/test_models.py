@@ -644,3 +644,12 @@ def test_gguf_file_loads_by_itself(smollm2, tmp_path, request):
     assert torch.equal(bridge.to_tokens(TEXT), smollm2.to_tokens(TEXT))
     theirs = dict(canonical_parameters(bridge))
     assert all(torch.equal(theirs[name], weight) for name, weight in canonical_parameters(smollm2))
+
+
+def test_one_tokenizer_serves_two_models():
+    """TransformerLens changes a tokenizer in booting; a second boot with it would lose [CLS]."""
+    tokenizer = tiny_tokenizer("bert")
+    first, second = (wvprobe.load(_hf_model("bert", s, {}), tokenizer=tokenizer) for s in (0, 1))
+    expected = first.to_tokens("The river bank.").tolist()
+    assert second.to_tokens("The river bank.").tolist() == expected
+    assert expected[0][0] == tokenizer.cls_token_id

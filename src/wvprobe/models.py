@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from wvprobe._packaged import PackagedModel, ensure, fault, packaged_models
 from wvprobe._reading import read_checkpoint, refuse_quantised, settled_tokenizer
 from wvprobe._validate import message, one_of
-from wvprobe.adapters.boot import TransformerBridge, boot
+from wvprobe.adapters import TransformerBridge, boot
 from wvprobe.errors import (
     DeviceError,
     InputError,

@@ -4,6 +4,7 @@ What the rest of the library may ask of a model stands here, and nothing else do
 """
 
 from wvprobe.adapters.boot import (
+    TransformerBridge,
     boot,
     canonical_parameters,
     check_bridge,
@@ -49,6 +50,7 @@ __all__ = [
     "Norm",
     "Raw",
     "Recipe",
+    "TransformerBridge",
     "Unembedding",
     "alibi_slopes",
     "architecture",

@@ -1,6 +1,8 @@
 """From a transformers model to a TransformerBridge, and the names its weights go by."""
 
+import copy
 import hashlib
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from wvprobe._types import Provenance
-from wvprobe.errors import InputError, UnsupportedError
+from wvprobe.errors import InputError, TokenizerError, UnsupportedError
 
 # TransformerLens takes some model names ('opt') for deprecated aliases of others; booting
 # under a name of our own and setting the real one afterwards keeps it from guessing.
@@ -32,24 +34,29 @@ def boot(hf_model: Any, tokenizer: Any, *, name: str, missing: str = "") -> Tran
 
     Raises:
         UnsupportedError: TransformerLens knows no adapter for the architecture.
+        TokenizerError: there is no tokenizer; TransformerLens would ask a hub for one.
     """
     config = hf_model.config
     if not config.architectures:
         # Detection looks here, and configs made in memory leave it empty.
         config.architectures = [type(hf_model).__name__]
     device = next(hf_model.parameters()).device
+    if tokenizer is None:
+        raise TokenizerError(f"a {config.architectures[0]} needs its tokenizer; pass tokenizer=.")
     try:
         bridge = TransformerBridge.boot_transformers(
             _BOOT_NAME,
             hf_model=hf_model.eval(),
-            tokenizer=tokenizer,
+            # It is changed in booting, and a second boot with it would lose its [CLS].
+            tokenizer=copy.deepcopy(tokenizer),
             device=str(device),
             dtype=hf_model.dtype,
         )
     except (ValueError, NotImplementedError, KeyError) as error:
+        reason = textwrap.shorten(str(error), 300, placeholder=" …")  # it lists all that it knows
         raise UnsupportedError(
             f"TransformerLens cannot wrap a {config.architectures[0]} "
-            f"(model_type {config.model_type!r}): {error}"
+            f"(model_type {config.model_type!r}): {reason}"
         ) from error
     bridge.cfg.model_name = name
     bridge.eval()
