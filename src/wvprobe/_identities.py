@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -80,7 +81,8 @@ class Audit:
         self.items = [_Item(seen, item) for item in range(len(texts))]
         self.tolerance = _TOLERANCE[model.cfg.dtype]
         self.last = None
-        self._at = -1
+        # A quick audit reads each of its layers once; a whole one keeps the last few.
+        self.heads = lru_cache(maxsize=4)(self._read_heads)
         if self.whole:
             self.last = read_sites(
                 model, texts, ("head_out", "attn_added"), layers=self.layers, positions="last"
@@ -117,14 +119,11 @@ class Audit:
             return Identity(name, "not applicable", float("nan"), self.tolerance, skipped)
         return _judged(name, worst, self.tolerance)
 
-    def heads(self, row: int) -> HeadWeights:
+    def _read_heads(self, row: int) -> HeadWeights:
         """Return one layer's weights; a layer at a time, so that a large model fits."""
-        if self._at != row:
-            layer = [self.layers[row]]
-            parts = adapters.head_parts(self.model, self.arch, layer, tables=False)
-            self._at = row
-            self._heads = HeadWeights(**parts, provenance=Provenance.of("audit", ""))
-        return self._heads
+        layer = [self.layers[row]]
+        parts = adapters.head_parts(self.model, self.arch, layer, tables=False)
+        return HeadWeights(**parts, provenance=Provenance.of("audit", ""))
 
     def each(self) -> "Iterator[tuple[int, _Item, str]]":
         """Yield (row, text, place) for every layer and text."""
@@ -180,12 +179,12 @@ class Audit:
         return heads.scale[0] * queries.T[:, :, None] * keys.T[:, None, :]
 
     def circuit_scores(self, worst: _Worst) -> str | None:
-        """QK circuits at the offsets of the last query and three keys."""
+        """QK circuits at the offsets of the last query and three keys (quickly: one key)."""
         for row, item, where in self.each():
             heads, x_hat = self.heads(row), item("attn_in", row)
             size = self.score_size(heads, item, row)
             last = x_hat.shape[0] - 1
-            for key in sorted({0, last // 2, last}):
+            for key in sorted({0, last // 2, last}) if self.whole else (last // 2,):
                 for head in range(heads.n_heads):
                     found = self.circuit_score(heads, x_hat, head, last, key)
                     error = (found - item("scores", row)[head, last, key]).abs()

@@ -7,6 +7,7 @@ import platform
 import sys
 import typing
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -61,9 +62,10 @@ class Provenance:
         cls, model: str, weight_hash: str, *, seed: int | None = None, **settings: Any
     ) -> "Provenance":
         """Record the versions in use now beside what is given."""
-        return cls(model, weight_hash, _versions(), seed, settings)
+        return cls(model, weight_hash, dict(_versions()), seed, settings)
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "machine": platform.machine()}
     for package in _VERSIONED_PACKAGES:

@@ -25,8 +25,8 @@ from wvprobe.words import Encoding, WordSpan, encode, locate
 Words = str | Sequence[str | WordSpan]
 Positions = int | str | Sequence[int | Sequence[int]]
 
-# Tokens of one automatic batch: enough to fill the machine, few enough to stay in its caches.
-_BATCH_TOKENS = {"cpu": 512, "cuda": 16_384, "mps": 4_096}
+# Tokens of one automatic batch: enough to make each call worth its overhead, few enough for memory.
+_BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384, "mps": 4_096}
 # In float64 transformers' mask value, and in float16 mask value plus score, overflows the softmax
 # of a row that sees padding only: it becomes NaN and taints the batch. There nothing is padded.
 PADDED_DTYPES = (torch.float32, torch.bfloat16)
