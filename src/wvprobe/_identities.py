@@ -338,7 +338,7 @@ def _projections(heads: HeadWeights) -> tuple[Callable[[Tensor, int], Tensor], .
 def _logits(head: adapters.Unembedding, x: Tensor) -> Tensor:
     x_hat = x if head.norm is None else head.norm(x)
     logits = x_hat @ _wide(head.weight).T
-    logits = logits if head.bias is None else logits + head.bias
+    logits = head.scale * (logits if head.bias is None else logits + head.bias)
     return logits if head.soft_cap is None else head.soft_cap * torch.tanh(logits / head.soft_cap)
 
 

@@ -215,7 +215,7 @@ class HeadWeights:
             UnsupportedError: the model has no linear head; the message says why.
         """
         head = self._head()
-        weight = at_least_float32(head.weight).T
+        weight = head.scale * at_least_float32(head.weight).T
         return weight if head.norm is None else _fold(head.norm, weight)
 
     @property
@@ -228,7 +228,7 @@ class HeadWeights:
             bias = bias + head.bias
         if head.norm is not None and head.norm.bias is not None:
             bias = bias + weight @ head.norm.bias.to(weight.dtype)
-        return bias
+        return head.scale * bias
 
     def _head(self) -> Unembedding:
         if isinstance(self.unembedding, str):

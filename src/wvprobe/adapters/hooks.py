@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wvprobe.adapters.structure import Architecture, has
+from wvprobe.adapters.structure import Architecture, first_position, has
 from wvprobe.errors import UnsupportedError
 
 # Raw sites: what a hook point gives as it is. Others are computed from these.
@@ -173,6 +173,7 @@ def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
     arguments: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
     if "position_ids" in known and bool((mask[:, 0] == 0).any()):
         # Models count positions from the first column; only padding on the left needs telling.
-        arguments["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        counted = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        arguments["position_ids"] = counted + first_position(model)
     with torch.no_grad():
         backbone(input_ids=tokens, attention_mask=mask, **arguments)

@@ -21,9 +21,10 @@ from wvprobe.adapters.weights import (
     alibi_slopes,
     output_weight,
     post_attention_norm,
+    rotary,
     score_scale,
+    turns_neighbours,
 )
-from wvprobe.errors import UnsupportedError
 
 # Site -> axes after [item] or [item, pos]; `stream` has one layer more than the model has blocks.
 SITES: dict[str, tuple[str, ...]] = {
@@ -120,27 +121,25 @@ def _head_out(model: Any, arch: Architecture, layer: int) -> Recipe:
 
 def _scores(model: Any, arch: Architecture, layer: int) -> Recipe:
     """C · q·k (+ slope · key position), before a soft cap, of every pair, masked ones too."""
-    if getattr(model.cfg, "rotary_adjacent_pairs", False) or getattr(
-        model.cfg, "rotary_interleaved_cos_sin", False
-    ):
-        raise UnsupportedError(
-            f"{model.cfg.model_name} turns neighbouring dimensions; wvprobe does not recompute its "
-            "scores. Use site 'pattern'."
-        )
     scale, slopes = score_scale(model, layer), alibi_slopes(model, arch)
-    rotated = arch.position == "rotary"
-    names = ("q", "k", "cos", "sin") if rotated else ("q", "k")
+    # Neighbours are turned by our own tables; elsewhere the model's are read as they run, which
+    # holds for frequencies that depend on the input's length too.
+    own = rotary(model, arch, layer) if turns_neighbours(model) else None
+    tables = arch.position == "rotary" and own is None
+    names = ("q", "k", "cos", "sin") if tables else ("q", "k")
 
     def compute(values: Mapping[Raw, Tensor], pick: Pick) -> Tensor:
         # In half precision q·k overflows where keys are large, so it is never taken in it.
         found = [at_least_float32(values[name, layer]) for name in names]
         queries, keys = found[:2]
-        if rotated:
+        positions = torch.arange(keys.shape[1], device=keys.device)
+        if tables:
             queries, keys = (rotate_half(x, found[2], found[3]) for x in (queries, keys))
+        elif own is not None:
+            queries, keys = (own.rotate(x, positions[:, None]) for x in (queries, keys))
         queries = pick(queries).unflatten(2, (arch.n_kv_heads, -1))
         scores = scale * torch.einsum("bpkge,bske->bkgps", queries, keys).flatten(1, 2)
         if slopes is not None:
-            positions = torch.arange(keys.shape[1], device=keys.device)
             scores = scores + slopes.to(scores.dtype)[:, None, None] * positions
         return scores
 

@@ -20,7 +20,7 @@ _ATTENTIONS = (
     "PositionEmbeddingsAttentionBridge",
     "BloomAttentionBridge",
 )
-_POST_NORM = ("bert",)
+_POST_NORM = ("bert", "roberta")
 # Attributes of an attention module that change scores or values in ways not modelled here.
 _UNMODELLED = {
     "sinks": "learned attention sinks",
@@ -82,12 +82,12 @@ def architecture(model: Any) -> Architecture:
         wiring=_wiring(model, blocks[0]),
         sandwich=has(blocks[0], "ln1_post"),
         causal=getattr(cfg, "attention_dir", "causal") == "causal",
-        position=_position(cfg),
+        position=_position(model, attention),
         mla=mla,
         qk_norm=has(attention, "q_norm"),
         n_layers=len(blocks),
         n_heads=n_heads,
-        n_kv_heads=int(getattr(cfg, "n_key_value_heads", None) or n_heads),
+        n_kv_heads=n_heads if mla else _n_kv_heads(attention, d_head),
         d_model=int(cfg.d_model),
         d_head=d_head,
         d_head_v=int(raw.v_head_dim) if mla else d_head,
@@ -100,6 +100,12 @@ def has(component: Any, name: str) -> bool:
     """Whether a bridge component has a working submodule of this name."""
     part = component._modules.get(name)
     return part is not None and getattr(part, "original_component", None) is not None
+
+
+def first_position(model: Any) -> int:
+    """Return the id of the first position: RoBERTa counts from behind its padding index."""
+    config = model.original_model.config
+    return int(config.pad_token_id) + 1 if config.model_type == "roberta" else 0
 
 
 def embedding_table(model: Any) -> torch.Tensor:
@@ -147,6 +153,11 @@ def _check_attention(name: str, layer: int, attention: Any, mla: bool) -> None:
 
 def _wiring(model: Any, block: Any) -> Wiring:
     config = model.original_model.config
+    if not has(block, "ln1"):
+        raise UnsupportedError(
+            f"{model.cfg.model_name} norms what attention puts out and not what it reads, which "
+            "wvprobe does not model. Use another model, or TransformerLens's own hooks."
+        )
     if config.model_type in _POST_NORM:
         return "post_norm"
     if getattr(config, "do_layer_norm_before", True) is False:
@@ -161,13 +172,24 @@ def _wiring(model: Any, block: Any) -> Wiring:
     return "parallel" if parallel else "sequential"
 
 
-def _position(cfg: Any) -> Any:
+def _n_kv_heads(attention: Any, d_head: int) -> int:
+    """Count key heads by what the key projection gives; a config may carry an unused number."""
+    return attention.k.original_component.weight.shape[0] // d_head
+
+
+def _position(model: Any, attention: Any) -> Any:
     known = {"standard": "learned", "rotary": "rotary", "alibi": "alibi", "none": "none"}
-    kind = str(cfg.positional_embedding_type)
+    kind, name = str(model.cfg.positional_embedding_type), model.cfg.model_name
     if kind not in known:
         raise UnsupportedError(
-            f"{cfg.model_name} has positions of kind {kind!r}; wvprobe models "
-            f"{', '.join(known.values())}."
+            f"{name} has positions of kind {kind!r}; wvprobe models {', '.join(known.values())}."
+        )
+    if kind == "standard" and not has(model, "pos_embed"):
+        raise UnsupportedError(f"{name} has positions without a learned table (sinusoidal ones).")
+    if kind == "rotary" and not hasattr(attention, "hook_cos"):
+        raise UnsupportedError(
+            f"{name} rotates inside an attention module that TransformerLens does not open. "
+            "Use HeadWeights.from_tensors with weights of your own."
         )
     return known[kind]
 

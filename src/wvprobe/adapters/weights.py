@@ -9,7 +9,7 @@ from torch import Tensor
 from wvprobe._linalg import at_least_float32
 from wvprobe._rotary import Rotary
 from wvprobe.adapters.boot import why_no_head
-from wvprobe.adapters.structure import Architecture, has
+from wvprobe.adapters.structure import Architecture, first_position, has
 from wvprobe.errors import UnsupportedError
 
 # Scalings whose frequencies change with the length of the input.
@@ -59,12 +59,14 @@ class Unembedding:
         bias: [d_vocab], or None.
         norm: the norm before it, or None.
         soft_cap: bound of tanh(logit / cap) · cap, or None.
+        scale: factor on the logits, before a soft cap (Cohere).
     """
 
     weight: Tensor
     bias: Tensor | None
     norm: Norm | None
     soft_cap: float | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,10 @@ def norm(model: Any, component: Any) -> Norm:
     """
     module = component.original_component
     eps = float(getattr(module, "eps", getattr(module, "variance_epsilon", 0.0)))
-    weight = module.weight.detach()
+    weight = getattr(module, "weight", None)
+    # OLMo's norm has no gain.
+    like = next(model.original_model.parameters())
+    weight = like.new_ones(model.cfg.d_model) if weight is None else weight.detach()
     # Its mean is not 0, so that centring shows, and half precision holds it exactly.
     probe = torch.arange(weight.shape[-1], device=weight.device, dtype=weight.dtype) % 8 + 1
     with torch.no_grad():
@@ -247,12 +252,15 @@ def rotary(model: Any, arch: Architecture, layer: int) -> Rotary | None:
         )
     inv_freq = getattr(module, f"{prefix}inv_freq").detach().to(torch.float64)
     scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
-    adjacent = bool(getattr(model.cfg, "rotary_adjacent_pairs", False)) or bool(
-        getattr(model.cfg, "rotary_interleaved_cos_sin", False)
-    )
-    found = Rotary(inv_freq, scaling, adjacent, kind)
+    found = Rotary(inv_freq, scaling, turns_neighbours(model), kind)
     _check_rotary(model, module, found, (layer_type,) if prefix else ())
     return found
+
+
+def turns_neighbours(model: Any) -> bool:
+    """Whether a plane of the rotation is made of neighbouring dimensions (Cohere, GLM)."""
+    flags = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
+    return any(bool(getattr(model.cfg, flag, False)) for flag in flags)
 
 
 def _check_rotary(model: Any, module: Any, found: Rotary, layer_type: tuple[str, ...]) -> None:
@@ -262,7 +270,8 @@ def _check_rotary(model: Any, module: Any, found: Rotary, layer_type: tuple[str,
         cos, _ = module(like, positions, *layer_type)
     angles = positions[0].to(torch.float64)[:, None] * found.inv_freq
     expected = (found.scaling * angles.cos()).to(cos.dtype)
-    planes = cos[0, :, 0::2] if found.adjacent else cos[0, :, : found.inv_freq.shape[0]]
+    interleaved = bool(getattr(model.cfg, "rotary_interleaved_cos_sin", False))
+    planes = cos[0, :, 0::2] if interleaved else cos[0, :, : found.inv_freq.shape[0]]
     if planes.shape != expected.shape or (planes - expected).abs().max() > 1e-4:
         raise UnsupportedError(
             f"{type(module).__name__} of {model.cfg.model_name} does not turn by its own "
@@ -291,12 +300,12 @@ def final_norm(model: Any, arch: Architecture) -> Norm | None:
 
 
 def position_table(model: Any, arch: Architecture) -> Tensor | None:
-    """Return learned positions by position from 0, [pos, d_model] (OPT's two spare rows cut)."""
+    """Return learned positions by position from 0, [pos, d_model]; OPT's spare rows are cut."""
     if arch.position != "learned":
         return None
     module = model.pos_embed.original_component
     table = module.weight.detach()
-    return table[int(getattr(module, "offset", 0)) :]
+    return table[int(getattr(module, "offset", first_position(model))) :]
 
 
 def unembedding(model: Any, arch: Architecture) -> Unembedding | str:
@@ -308,10 +317,12 @@ def unembedding(model: Any, arch: Architecture) -> Unembedding | str:
         return "its head is not linear in the final stream (a dense layer and a norm stand between)"
     module = model.unembed.original_component
     bias = getattr(module, "bias", None)
-    cap = getattr(model.original_model.config, "final_logit_softcapping", None)
+    config = model.original_model.config
+    cap = getattr(config, "final_logit_softcapping", None)
     return Unembedding(
         module.weight.detach(),
         None if bias is None else bias.detach(),
         final_norm(model, arch),
         None if cap is None else float(cap),
+        float(getattr(config, "logit_scale", None) or 1.0),
     )
