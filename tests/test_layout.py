@@ -19,7 +19,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 # floor a module may import those named before it; above, a level's modules do without each other.
 LEVELS = {
     0: ("errors", "_validate", "_shapes", "_types", "_linalg", "_rotary", "_progress", "_spelling"),
-    1: ("adapters", "words", "circuits", "_tokenizers", "_induction", "_reading"),
+    1: ("adapters", "words", "datasets", "circuits", "_tokenizers", "_induction", "_reading"),
     2: ("activations", "heads", "testing", "_packaged"),
     3: ("_identities", "auditing", "models"),
     4: ("word_pairs",),

@@ -59,3 +59,7 @@ class MemoryLimitError(WvprobeError, MemoryError):
 
 class AuditError(WvprobeError, RuntimeError):
     """Weights read out of a model do not reproduce what the model does."""
+
+
+class DataError(WvprobeError, ValueError):
+    """A file of labelled text does not hold what its format asks for; the line is named."""
