@@ -21,8 +21,8 @@ LEVELS = {
     0: ("errors", "_validate", "_shapes", "_types", "_linalg", "_rotary", "_progress", "_spelling"),
     1: ("adapters", "words", "datasets", "circuits", "_tokenizers", "_induction", "_reading"),
     2: ("activations", "heads", "testing", "_packaged"),
-    3: ("_identities", "auditing", "models"),
-    4: ("word_pairs",),
+    3: ("components", "_identities", "auditing", "models"),
+    4: ("word_pairs", "contextual_drift"),
     5: ("plotting", "report"),
     6: ("cli",),
 }
@@ -37,6 +37,7 @@ TOP = (99, 0)  # whatever is not on a level; another test names it
 ALLOWED = {
     ("_types", "plotting"): "Result.figure() looks its plotter up late, when it is called",
     ("report", "plotting"): "the page carries plotly's script beside the figures",
+    ("_identities", "components"): "an audit carries components through norms as they are carried",
     ("auditing", "_identities"): "the checks of an audit fill a room of their own",
     ("models", "auditing"): "load() ends with a quick audit of what it loaded",
 }

@@ -7,9 +7,10 @@ import pytest
 from wvprobe._types import Provenance, Result
 from wvprobe.activations import capture
 from wvprobe.auditing import audit
+from wvprobe.contextual_drift import drift_pair
 from wvprobe.errors import InputError
 from wvprobe.plotting import figure
-from wvprobe.word_pairs import pair_cosine, pair_scores
+from wvprobe.word_pairs import pair_scores
 
 TEXTS = ("a power bank dropped into the river.", "The river bank is close to here.")
 
@@ -27,11 +28,14 @@ def test_scores_share_one_scale_around_zero(tiny):
     assert f"layer {best['layer']}, head {best['head']}" in drawn.layout.title.text
 
 
-def test_cosine_is_drawn_beside_its_control(tiny):
-    result = pair_cosine(tiny("llama"), *TEXTS, "bank")
+def test_cosine_is_drawn_beside_its_controls(tiny, monkeypatch):
+    monkeypatch.setattr("wvprobe.contextual_drift._BASELINE_SENTENCES", 50)
+    result = drift_pair(tiny("llama"), *TEXTS, word="bank")
     drawn = figure(result)
-    assert list(drawn.data[2].y) == result.cosine.tolist()
-    assert f"n = {result.n_baseline}" in drawn.data[0].name
+    assert list(drawn.data[-1].y) == result.cosine.tolist()
+    assert f"n = {result.n_same}" in drawn.data[0].name and "(bank)" in drawn.data[0].name
+    assert list(drawn.data[2].y) == result.baseline.cosine.tolist()
+    assert f"n = {result.baseline.n}" in figure(result.baseline).layout.title.text
 
 
 def test_audit_and_activations(tiny):

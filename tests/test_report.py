@@ -6,14 +6,25 @@ import pytest
 
 from wvprobe.errors import DiskSpaceError
 from wvprobe.report import write_report
-from wvprobe.report.catalogue import CLAIMS, concatenation, equal_cost
-from wvprobe.report.claims import judge_equal_cost, judge_full_width, judge_identity
+from wvprobe.report.catalogue import CLAIMS, Measured, concatenation, equal_cost
+from wvprobe.report.claims import (
+    judge_drift,
+    judge_equal_cost,
+    judge_full_width,
+    judge_identity,
+)
 from wvprobe.testing import tiny_model
 
 IDS = (
     "1.1 1.2 2.1 2.2 2.3 2.4 2.5 2.6 3.1 3.2 3.3 3.4 4.1 4.2 4.3 4.4 4.5 5.1 5.2 5.3 5.4 5.5 5.6"
 ).split()
-MEASURED = {"3.3", "5.1", "5.4"}
+MEASURED = {"2.2", "3.3", "5.1", "5.4"}
+
+
+@pytest.fixture(autouse=True)
+def short_baseline(monkeypatch):
+    """Take fewer sentences than a report does, which changes numbers and no code path."""
+    monkeypatch.setattr("wvprobe.contextual_drift._BASELINE_SENTENCES", 50)
 
 
 def test_all_claims_are_there_each_with_a_rule():
@@ -74,6 +85,19 @@ class TestVerdicts:
         assert (good.verdict, bad.verdict) == ("supported", "refuted")
         assert good.interval == (1e-7, 9.9e-5) and good.n == 2
 
+    @pytest.mark.parametrize(
+        ("distances", "verdict", "start"),
+        [
+            ((0.1, 0.6, 0.7), "supported", 1),
+            ((0.1, 0.2, 0.51), "supported", 2),
+            ((0.1, 0.6, 0.4), "mixed", None),
+            ((0.1, 0.2, 0.5), "refuted", None),
+        ],
+    )
+    def test_drift(self, distances, verdict, start):
+        found = judge_drift(distances, (0.5, 0.5, 0.5), 480)
+        assert (found.verdict, found.numbers.get("from_stream")) == (verdict, start)
+
     def test_full_width_heads(self):
         found = judge_full_width()
         assert found.verdict == "refuted"
@@ -93,16 +117,16 @@ class TestVerdicts:
             model = tiny(family)
             attention = model.blocks[0].attn
             own = sum(getattr(attention, f"W_{x}").numel() for x in "QKVO")
-            found = equal_cost(model)
+            found = equal_cost(Measured(model))
             assert found.numbers["model"] == own
             assert found.verdict == verdict
-        assert equal_cost(tiny("deepseek_v3")).verdict == "not testable here"
+        assert equal_cost(Measured(tiny("deepseek_v3"))).verdict == "not testable here"
 
     def test_concatenation_fails_where_heads_are_swapped(self, monkeypatch):
         from wvprobe import adapters
 
         model = tiny_model("llama")
-        assert concatenation(model).verdict == "supported"
+        assert concatenation(Measured(model)).verdict == "supported"
         real = adapters.output_weight
         monkeypatch.setattr(adapters, "output_weight", lambda *a: real(*a).flip(0))
-        assert concatenation(model).verdict == "refuted"
+        assert concatenation(Measured(model)).verdict == "refuted"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
 from transformers import ByT5Tokenizer
@@ -369,9 +369,9 @@ def test_an_empty_text_is_refused(text):
 
 def test_a_long_text_is_refused_and_never_cut():
     model = model_of("llama")
-    fits = " ".join(["bank"] * 66)
-    assert len(encode(model, fits).ids) == 67 == model.cfg.n_ctx
-    with pytest.raises(InputError, match=r"at most 67 tokens.*shape \[68\]"):
+    fits = " ".join(["bank"] * 256)
+    assert len(encode(model, fits).ids) == 257 == model.cfg.n_ctx
+    with pytest.raises(InputError, match="at most 257 tokens.*Got 258 tokens"):
         encode(model, fits + " bank")
 
 
@@ -712,7 +712,7 @@ def test_every_word_of_any_sentence_without_offsets(family, parts):
 
 
 def long_model(family, wrap=None):
-    # Tiny models read 67 tokens; words of bytes make more.
+    # Tiny models read 257 tokens; words of bytes can make more.
     model = model_of(family) if wrap is None else with_tokenizer(family, wrap)
     limitless = SimpleNamespace(**{**vars(model.cfg), "n_ctx": 0})
     return SimpleNamespace(**{**parts_of(model), "cfg": limitless})
@@ -722,6 +722,8 @@ def long_model(family, wrap=None):
 @given(text=st.text(min_size=1, max_size=20).filter(str.strip))
 @every_kind
 def test_any_text_is_encoded_in_order(family, text):
+    # A text that spells out what is added to it is refused, as another test holds.
+    assume("[CLS]" not in text)
     encoding = encode(long_model(family), text)
     spans = [span for span in encoding.spans if span is not None]
     assert spans == sorted(spans)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from wvprobe.activations import capture as capture
     from wvprobe.auditing import audit as audit
     from wvprobe.circuits import Circuit as Circuit
+    from wvprobe.contextual_drift import drift_pair as drift_pair
+    from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.models import load as load
@@ -27,9 +29,11 @@ _HOMES = {
     "WvprobeError": "errors",
     "audit": "auditing",
     "capture": "activations",
+    "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",
     "load": "models",
+    "load_senses": "datasets",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -12,6 +12,7 @@ from wvprobe import adapters
 from wvprobe._types import Provenance
 from wvprobe.activations import PADDED_DTYPES, Activations, read_sites
 from wvprobe.adapters import Architecture
+from wvprobe.components import Carried, Component
 from wvprobe.heads import HeadWeights
 
 # Relative to a vector's norm. transformers casts norms and softmax to float32 in any dtype.
@@ -266,15 +267,16 @@ class Audit:
     def components(self, worst: _Worst) -> str | None:
         """Every component carried by itself through all later norms, scales frozen."""
         for number, item in enumerate(self.items):
-            carried = _Carried(item("resid_pre", 0))
+            carried = Carried()
+            carried.add(Component("token"), item("resid_pre", 0))
             for row, layer in enumerate(self.layers):
                 norms = adapters.stream_norms(self.model, self.arch, layer)
                 stream = item("resid_pre", row)
                 for step, site in enumerate(("attn_added", "mlp_out")):
-                    carried.add(item(site, row))
+                    carried.add(Component(site, layer), item(site, row))
                     if norms is not None:
                         stream = stream + item(site, row)
-                        carried.through(norms[step], stream)
+                        carried.through(norms[step], stream, Component("bias", layer))
                         stream = norms[step](stream)
                 where = f"layer {layer}, text {number}"
                 worst.see(_relative(carried.total(), item("resid_post", row)), where)
@@ -306,25 +308,6 @@ class _Item:
         value, size = self.seen[site][self.item], len(self.tokens)
         found = value[row, :, :size, :size] if site in adapters.PAIR_SITES else value[:size, row]
         return _wide(found)
-
-
-class _Carried:
-    """Components of a stream, each kept apart."""
-
-    def __init__(self, embedding: Tensor) -> None:
-        self.parts = [embedding]
-
-    def add(self, part: Tensor) -> None:
-        self.parts.append(part)
-
-    def through(self, norm: adapters.Norm, x: Tensor) -> None:
-        scale = norm.scale(x)
-        self.parts = [norm.linear(part, scale) for part in self.parts]
-        if norm.bias is not None:
-            self.parts.append(norm.bias.to(x.dtype).expand_as(x))
-
-    def total(self) -> Tensor:
-        return torch.stack(self.parts).sum(dim=0)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from typing import Any
 from wvprobe._validate import one_of
 from wvprobe.errors import DataError, InputError
 
+PROSE_SPLITS = ("calibration", "held-out")
+PROSE_GENRES = ("narrative", "explanation", "dialogue")
 FORMATS = ("senses", "homonyms", "coarsewsd", "wic")
 _SENSE_COLUMNS = ("word", "sense", "gloss", "pos", "sentence", "start", "end")
 _HOMONYM_COLUMNS = tuple(f"{name}{n}" for n in "12" for name in ("POS", "Meaning", "Sentence"))
@@ -127,6 +129,29 @@ def load_senses(path: str | Path | None = None, *, format: str = "auto") -> Sens
         raise DataError(f"there is no file or folder {source}. Check the path.")
     chosen = _told_format(source) if format == "auto" else format
     return _dataset(source.name, source, _READERS[chosen])
+
+
+def load_prose(split: str, genre: str | None = None) -> tuple[str, ...]:
+    """Return paragraphs of the bundled prose, written for this project.
+
+    Args:
+        split: ``calibration``, to take means and the like from, or ``held-out``, to judge on; they
+            share no stories and no subjects.
+        genre: ``narrative``, ``explanation`` or ``dialogue``; None for all, in this order.
+
+    Raises:
+        InputError: unknown split or genre.
+    """
+    one_of("split", split, PROSE_SPLITS)
+    if genre is not None:
+        one_of("genre", genre, PROSE_GENRES)
+    text = resources.files("wvprobe").joinpath("data/prose.txt").read_text(encoding="utf-8")
+    sections = re.split(r"^== (\S+) / (\S+)$", text, flags=re.MULTILINE)[1:]
+    found: list[str] = []
+    for kind, part, content in zip(*[iter(sections)] * 3, strict=True):
+        if part == split and genre in (None, kind):
+            found += [p.replace("\n", " ").strip() for p in content.split("\n\n") if p.strip()]
+    return tuple(found)
 
 
 def _dataset(name: str, source: Path, read: Callable[[Path], Iterable[SenseItem]]) -> SenseDataset:

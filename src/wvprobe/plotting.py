@@ -10,8 +10,9 @@ from wvprobe._types import Result
 from wvprobe.activations import Activations
 from wvprobe.adapters import PAIR_SITES
 from wvprobe.auditing import AuditResult
+from wvprobe.contextual_drift import DriftBaseline, PairDriftResult
 from wvprobe.errors import InputError
-from wvprobe.word_pairs import PairCosine, PairScores
+from wvprobe.word_pairs import PairScores
 
 _INK, _ACCENT, _MUTED, _BAD = "#1f2933", "#1f5fa8", "#9aa5b1", "#b3261e"
 _STATUS = {"ok": _ACCENT, "failed": _BAD}
@@ -95,53 +96,61 @@ def _strongest(result: PairScores) -> str:
     )
 
 
-def _pair_cosine(result: PairCosine) -> go.Figure:
-    """The two vectors' cosine over streams, with the band of pairs of different words."""
+def _pair_drift(result: PairDriftResult) -> go.Figure:
+    """The two vectors' cosine over streams, with the bands of same-sense and of random words."""
     frame = result.to_frame()
     layers = frame["layer"].tolist()
     drawn = go.Figure()
     drawn.add_trace(
         go.Scatter(
             x=layers + layers[::-1],
-            y=frame["high"].tolist() + frame["low"].tolist()[::-1],
+            y=frame["same_high"].tolist() + frame["same_low"].tolist()[::-1],
             fill="toself",
             fillcolor="rgba(154,165,177,0.25)",
             mode="lines",
             line={"width": 0},
             hoverinfo="skip",
-            name=f"different words, 5th to 95th percentile (n = {result.n_baseline})",
+            name=f"same sense ({result.same_words}), 5th to 95th percentile, n = {result.n_same}",
         )
     )
-    drawn.add_trace(
-        go.Scatter(
-            x=layers,
-            y=frame["baseline"].tolist(),
-            mode="lines",
-            line={"color": _MUTED, "dash": "dot"},
-            name="different words, mean",
+    lines = {
+        "same_median": ("same sense, median", {"color": _MUTED}),
+        "baseline": (
+            f"random words, mean (n = {result.baseline.n})",
+            {"color": _MUTED, "dash": "dot"},
+        ),
+        "cosine": (f"“{result.word}” in the two texts", {"color": _ACCENT, "width": 3}),
+    }
+    for column, (name, line) in lines.items():
+        mode = "lines+markers" if column == "cosine" else "lines"
+        drawn.add_trace(
+            go.Scatter(x=layers, y=frame[column].tolist(), mode=mode, line=line, name=name)
         )
-    )
-    drawn.add_trace(
-        go.Scatter(
-            x=layers,
-            y=frame["cosine"].tolist(),
-            mode="lines+markers",
-            line={"color": _ACCENT, "width": 3},
-            name=f"“{result.word}” in the two texts",
-        )
-    )
+    below = int((frame["cosine"] < frame["same_low"]).sum())
     least = int(frame["cosine"].idxmin())
     title = (
         f"“{result.word}” in two texts: cosine {frame['cosine'][0]:.2f} at the embedding, "
-        f"{frame['cosine'][least]:.2f} at layer {least},<br>{frame['cosine'].iloc[-1]:.2f} at the "
-        f"last; different words {frame['baseline'].iloc[-1]:.2f} there"
+        f"{frame['cosine'][least]:.2f} at stream {least}, {frame['cosine'].iloc[-1]:.2f} at the "
+        f"last;<br>below the same-sense band at {below} of {len(frame)} streams"
     )
     return drawn.update_layout(
         title_text=title,
-        height=430,
+        height=450,
         xaxis_title="stream (0: embedding; k: after block k − 1)",
-        yaxis={"title": "cosine", "range": [-0.3, 1.05]},
+        yaxis={"title": "cosine", "range": [-0.1, 1.05]},
         legend={"orientation": "h", "y": -0.22},
+    )
+
+
+def _baseline(result: DriftBaseline) -> go.Figure:
+    """Mean cosine of random words over streams."""
+    frame = result.to_frame()
+    drawn = go.Figure(
+        go.Scatter(x=frame["layer"].tolist(), y=frame["cosine"].tolist(), mode="lines+markers")
+    )
+    title = f"Random words: mean cosine up to {frame['cosine'].max():.2f} (n = {result.n})"
+    return drawn.update_layout(
+        title_text=title, height=400, xaxis_title="stream", yaxis_title="mean cosine"
     )
 
 
@@ -206,6 +215,7 @@ def _short(text: str, length: int = 60) -> str:
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _activations,
     AuditResult: _audit,
-    PairCosine: _pair_cosine,
+    DriftBaseline: _baseline,
+    PairDriftResult: _pair_drift,
     PairScores: _pair_scores,
 }

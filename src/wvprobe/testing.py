@@ -28,7 +28,7 @@ _ROTARY_GQA = {
     "head_dim": 10,
     "num_hidden_layers": 3,
     "intermediate_size": 53,
-    "max_position_embeddings": 67,
+    "max_position_embeddings": 257,
 }
 _PARTIAL_ROTARY = {
     "vocab_size": _VOCABULARY,
@@ -36,7 +36,7 @@ _PARTIAL_ROTARY = {
     "num_attention_heads": 3,
     "num_hidden_layers": 3,
     "intermediate_size": 53,
-    "max_position_embeddings": 67,
+    "max_position_embeddings": 257,
 }
 
 
@@ -59,9 +59,9 @@ FAMILIES: dict[str, _Family] = {
             "n_head": 5,
             "n_layer": 3,
             "n_inner": 53,
-            "n_positions": 67,
+            "n_positions": 257,
         },
-        43_664,
+        50_314,
     ),
     "opt": _Family(
         "opt",
@@ -72,9 +72,9 @@ FAMILIES: dict[str, _Family] = {
             "num_attention_heads": 5,
             "num_hidden_layers": 3,
             "ffn_dim": 53,
-            "max_position_embeddings": 67,
+            "max_position_embeddings": 257,
         },
-        43_734,
+        50_384,
     ),
     "bloom": _Family(
         "bloom", {"vocab_size": _VOCABULARY, "hidden_size": 35, "n_head": 5, "n_layer": 3}, 59_920
@@ -114,9 +114,9 @@ FAMILIES: dict[str, _Family] = {
             "num_attention_heads": 5,
             "num_hidden_layers": 3,
             "intermediate_size": 53,
-            "max_position_embeddings": 67,
+            "max_position_embeddings": 257,
         },
-        45_473,
+        52_123,
         masked=True,
     ),
     "deepseek_v3": _Family(
@@ -140,7 +140,7 @@ FAMILIES: dict[str, _Family] = {
             "qk_nope_head_dim": 7,
             "v_head_dim": 11,
             "n_shared_experts": 1,
-            "max_position_embeddings": 67,
+            "max_position_embeddings": 257,
         },
         74_563,
     ),

@@ -1,4 +1,4 @@
-"""Two words in two texts: the scores between them, and how alike one word's vectors are."""
+"""Two words in some texts: the scores between them, in both directions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._types import Result
 from wvprobe.activations import capture
-from wvprobe.errors import InputError
 from wvprobe.words import find_word
 
 
@@ -98,83 +97,3 @@ def pair_scores(model: Any, texts: Sequence[str], first: str, second: str) -> Pa
         words=(first, second),
         positions=tuple((one, other) for one, other in at),
     )
-
-
-@dataclass(frozen=True)
-class PairCosine(Result):
-    """How alike the vectors of one word in two texts are, stream by stream.
-
-    Attributes:
-        cosine: [layer] of the two vectors; layer 0 is the embedding, layer k follows block k − 1.
-        baseline: [layer] mean cosine of two different words, one of each text: what any two
-            vectors have in common in this model (its anisotropy).
-        low: [layer] 5th percentile of those.
-        high: [layer] 95th percentile.
-        n_baseline: how many pairs the baseline has.
-        texts: the two texts.
-        word: the word.
-    """
-
-    cosine: Float[Tensor, " layer"]
-    baseline: Float[Tensor, " layer"]
-    low: Float[Tensor, " layer"]
-    high: Float[Tensor, " layer"]
-    n_baseline: int
-    texts: tuple[str, str]
-    word: str
-
-    AXES: ClassVar = {name: ("layer",) for name in ("cosine", "baseline", "low", "high")}
-
-    def to_frame(self) -> Any:
-        """Return one row a stream: layer cosine baseline low high."""
-        import pandas
-
-        columns = {name: getattr(self, name).tolist() for name in self.AXES}
-        return pandas.DataFrame({"layer": range(len(self.cosine)), **columns})
-
-
-def pair_cosine(model: Any, text_a: str, text_b: str, word: str) -> PairCosine:
-    """Compare a word's vectors in two texts, beside pairs of different words as a control.
-
-    Tokens that the tokenizer adds (BOS, CLS, SEP) are left out by what they are, not by where.
-
-    Raises:
-        InputError: the texts have no other words to compare.
-        WordError: the word is not in a text.
-    """
-    seen = capture(model, [text_a, text_b], "stream")
-    spans = [find_word(model, text, word).tokens for text in (text_a, text_b)]
-    pool = "last" if adapters.architecture(model).causal else "mean"
-    streams = torch.nn.functional.normalize(seen["stream"].double(), dim=-1)
-    pair = [_pooled(seen["stream"][i].double(), spans[i], pool) for i in (0, 1)]
-    others = [_others(seen, i, spans[i]) for i in (0, 1)]
-    distinct = torch.tensor(
-        [[seen.tokens[0][a] != seen.tokens[1][b] for b in others[1]] for a in others[0]],
-        dtype=torch.bool,
-    )
-    if not bool(distinct.any()):
-        raise InputError(
-            f"{text_a!r} and {text_b!r} share all their other words, so there is nothing to hold "
-            f"the two vectors of {word!r} against. Use longer texts."
-        )
-    cosines = torch.einsum("ald,bld->abl", streams[0, others[0]], streams[1, others[1]])[distinct]
-    quantiles = torch.quantile(cosines, torch.tensor([0.05, 0.95], dtype=torch.float64), dim=0)
-    return PairCosine(
-        provenance=adapters.provenance(model, texts=[text_a, text_b], word=word, pool=pool),
-        cosine=torch.cosine_similarity(*pair, dim=-1),
-        baseline=cosines.mean(dim=0),
-        low=quantiles[0],
-        high=quantiles[1],
-        n_baseline=int(distinct.sum()),
-        texts=(text_a, text_b),
-        word=word,
-    )
-
-
-def _pooled(stream: Tensor, tokens: tuple[int, ...], pool: str) -> Tensor:
-    return stream[tokens[-1]] if pool == "last" else stream[list(tokens)].mean(dim=0)
-
-
-def _others(seen: Any, item: int, tokens: tuple[int, ...]) -> list[int]:
-    special = seen.special[item]
-    return [p for p in range(len(special)) if not special[p] and p not in tokens]

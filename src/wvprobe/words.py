@@ -179,8 +179,10 @@ class _Own(NamedTuple):
 def _check_size(model: Any, ids: tuple[int, ...]) -> None:
     limit = model.cfg.n_ctx or 0
     if 0 < limit < len(ids):
-        expected = f"at most {limit} tokens long, the context of {model.cfg.model_name}"
-        raise InputError(message("text", expected, f"shape [{len(ids)}]", "Shorten it."))
+        raise InputError(
+            f"`text` must be at most {limit} tokens long, the context of {model.cfg.model_name}. "
+            f"Got {len(ids)} tokens instead. Shorten it."
+        )
     # A tokenizer that is set on a bridge changes cfg.d_vocab, but not what the model embeds.
     rows = int(model.W_E.shape[0])
     if max(ids, default=0) >= rows:

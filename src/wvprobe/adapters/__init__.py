@@ -38,6 +38,7 @@ from wvprobe.adapters.weights import (
     sliding_window,
     soft_cap,
     stream_norms,
+    token_type_embedding,
     unembedding,
 )
 
@@ -83,6 +84,7 @@ __all__ = [
     "sliding_window",
     "soft_cap",
     "stream_norms",
+    "token_type_embedding",
     "unembedding",
     "weight_hash",
     "why_no_head",

@@ -110,6 +110,13 @@ def output_weight(model: Any, arch: Architecture, layer: int) -> Tensor:
     return weight.T.unflatten(0, (arch.n_heads, arch.d_head_v))
 
 
+def token_type_embedding(model: Any) -> Tensor | None:
+    """Return what BERT adds to every token of a single text, [d_model], or None."""
+    if not has(model, "token_type_embed"):
+        return None
+    return model.token_type_embed.original_component.weight[0].detach()
+
+
 def output_bias(model: Any, layer: int) -> Tensor | None:
     """Read b_O of one layer, [d_model], or None."""
     bias = getattr(model.blocks[layer].attn.o.original_component, "bias", None)

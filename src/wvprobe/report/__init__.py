@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from wvprobe import adapters, plotting
 from wvprobe._types import Result
 from wvprobe.auditing import AuditResult, audit
+from wvprobe.contextual_drift import PairDriftResult
 from wvprobe.errors import DiskSpaceError, UnsupportedError
-from wvprobe.report.catalogue import CLAIMS, OTHER, QUESTIONS, TEXT_A, TEXT_B, WORD
-from wvprobe.word_pairs import PairScores, pair_cosine, pair_scores
+from wvprobe.report.catalogue import CLAIMS, OTHER, QUESTIONS, TEXT_A, TEXT_B, WORD, Measured
+from wvprobe.word_pairs import PairScores, pair_scores
 from wvprobe.words import encode
 
 
@@ -47,10 +48,12 @@ def write_report(
     folder = _folder(out)
     progress("audit: weights against the model")
     audited = audit(model)
-    progress(f"the two '{WORD}' sentences")
-    sections = [_bank_section(model), *_score_sections(model), _audit_section(audited)]
+    progress(f"the two '{WORD}' sentences, beside the bundled ones")
+    measured = Measured(model)
+    drift = _drift_section(measured.bank)
+    sections = [drift, *_score_sections(model), _audit_section(audited)]
     progress("claims")
-    judged = [(claim, claim.judge(model)) for claim in CLAIMS]
+    judged = [(claim, claim.judge(measured)) for claim in CLAIMS]
     name = model.cfg.model_name
     provenance = dataclasses.asdict(adapters.provenance(model, texts=[TEXT_A, TEXT_B]))
     document = {
@@ -85,15 +88,21 @@ def _folder(out: str | Path) -> Path:
     return folder
 
 
-def _bank_section(model: Any) -> _Section:
-    found = pair_cosine(model, TEXT_A, TEXT_B, WORD)
+def _drift_section(found: PairDriftResult) -> _Section:
+    positions = " and ".join(str(at[-1]) for at in found.positions)
     text = (
-        f"Cosine of the vectors of “{WORD}” in the two sentences, by stream. The band is what two "
-        "different words, one of each sentence, have in common: where vectors of any words lie "
-        "close together, a high cosine says little. One pair of sentences is an example, not a "
-        "law; intervals over many words come with the drift measures."
+        f"Cosine of the vectors of “{WORD}” in the two sentences, by stream (tokens {positions}). "
+        f"The band holds {found.n_same} pairs in which the word has the same sense: they differ by "
+        "context, too. The dotted line is what two random words have in common. One pair of "
+        f"sentences is an example, not a law. What drives the two apart at stream {found.layer}: "
+        "each component's share of the difference, along it; all shares sum to 1."
     )
-    return _section(f"How the two vectors of “{WORD}” part ways", text, found)
+    table = found.contributions().head(8).copy()
+    table["share"] = [f"{share:+.1%}" for share in table["share"]]
+    for column in ("layer", "head"):
+        table[column] = ["" if value != value else str(int(value)) for value in table[column]]
+    html = table.to_html(index=False, border=0, justify="left")
+    return _Section(f"How the two vectors of “{WORD}” part ways", text, _html(found), html)
 
 
 def _score_sections(model: Any) -> list[_Section]:

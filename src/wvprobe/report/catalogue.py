@@ -1,12 +1,15 @@
 """Every claim, in the order of the questions they belong to."""
 
+from functools import cached_property
 from typing import Any
 
 from wvprobe import adapters
 from wvprobe.activations import capture
+from wvprobe.contextual_drift import PairDriftResult, drift_pair
 from wvprobe.report.claims import (
     Claim,
     Finding,
+    judge_drift,
     judge_equal_cost,
     judge_full_width,
     judge_identity,
@@ -25,8 +28,28 @@ QUESTIONS = {
 }
 
 
-def concatenation(model: Any) -> Finding:
+class Measured:
+    """A model, and what several claims and sections need of it, measured once."""
+
+    def __init__(self, model: Any) -> None:
+        """Measure nothing yet."""
+        self.model = model
+
+    @cached_property
+    def bank(self) -> PairDriftResult:
+        """The two 'bank' vectors by stream."""
+        return drift_pair(self.model, TEXT_A, TEXT_B, word=WORD)
+
+
+def different_vectors(measured: Measured) -> Finding:
+    """Hold the two 'bank' vectors' distance against same-sense pairs."""
+    found = measured.bank
+    return judge_drift(found.distance.tolist(), found.same_distance[2].tolist(), found.n_same)
+
+
+def concatenation(measured: Measured) -> Finding:
     """Hold Σ_h z_h W_O^h + b_O against what the model itself computes from Concat(z)."""
+    model = measured.model
     arch = adapters.architecture(model)
     seen = capture(model, [TEXT_A, TEXT_B], ["z", "attn_out"])
     mask, errors = seen.mask, []
@@ -41,9 +64,9 @@ def concatenation(model: Any) -> Finding:
     return judge_identity(errors, len(errors))
 
 
-def equal_cost(model: Any) -> Finding:
+def equal_cost(measured: Measured) -> Finding:
     """Count the loaded model's attention weights of one layer."""
-    arch = adapters.architecture(model)
+    arch = adapters.architecture(measured.model)
     if arch.mla:
         return Finding(
             "not testable here",
@@ -77,7 +100,9 @@ CLAIMS = (
     Claim(
         "2.2",
         "After a few layers the two 'bank' vectors are different vectors",
-        "beyond the 95th percentile of same-sense pairs from some layer on",
+        "distance beyond the 95th percentile of same-sense pairs from some layer on; refuted if "
+        "beyond it at none",
+        different_vectors,
     ),
     Claim(
         "2.3",
@@ -142,7 +167,7 @@ CLAIMS = (
         "5.1",
         "Full-width heads for GPT-3 would cost about 4.34 T parameters",
         "within 2 %",
-        lambda _model: judge_full_width(),
+        lambda _measured: judge_full_width(),
     ),
     Claim("5.2", "An uneven split brings no gain", "gain < .01 nat"),
     Claim("5.3", "An even split makes GQA and MQA possible", "sharing fails for uneven heads"),

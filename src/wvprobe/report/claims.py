@@ -4,7 +4,7 @@ A claim without a measure is listed as not yet measured. Verdict functions are p
 verdict out.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -124,3 +124,31 @@ def judge_equal_cost(d_model: int, own: int, own_unshared: int) -> Finding:
         verdict = "refuted"
         why = f"The model's heads times d_head are not d_model: {own_unshared / full:.2f} of it."
     return Finding(verdict, numbers, reason=f"4 · d_model² = {full:,} weights a layer. {why}")
+
+
+def judge_drift(distances: Sequence[float], limits: Sequence[float], n: int) -> Finding:
+    """Judge whether two vectors of a word are different ones after a few layers (claim 2.2).
+
+    Args:
+        distances: by stream, the two vectors' normalised distance.
+        limits: by stream, the 95th percentile of same-sense pairs.
+        n: how many same-sense pairs.
+    """
+    beyond = [distance > limit for distance, limit in zip(distances, limits, strict=True)]
+    start = next((k for k in range(len(beyond)) if all(beyond[k:])), None)
+    numbers = {
+        "streams_beyond": float(sum(beyond)),
+        "streams": float(len(beyond)),
+        "distance_at_the_last": distances[-1],
+        "limit_at_the_last": limits[-1],
+    }
+    if start is not None:
+        verdict, why = "supported", f"from stream {start} on they are further apart."
+        numbers["from_stream"] = float(start)
+    elif any(beyond):
+        verdict = "mixed"
+        why = f"they are further apart at {sum(beyond)} of {len(beyond)} streams, not to the end."
+    else:
+        verdict, why = "refuted", "at no stream are they further apart."
+    reason = f"Held against the 95th percentile of {n} same-sense pairs, {why}"
+    return Finding(verdict, numbers, n=n, reason=reason)

@@ -1,0 +1,300 @@
+"""Contextual drift: how the vectors of one word part ways in two contexts, and what drives them.
+
+Measures after Ethayarajh 2019 (How Contextual are Contextualized Word Representations?): in an
+anisotropic space any two vectors are alike, so each similarity stands beside the one of random
+words; and beside pairs of the word in one and the same sense, which differ by context too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wvprobe import adapters
+from wvprobe._types import Result
+from wvprobe._validate import index, message
+from wvprobe.activations import capture, read_sites
+from wvprobe.components import Component, stream_components
+from wvprobe.datasets import SenseDataset, SenseItem, load_senses
+from wvprobe.errors import InputError
+from wvprobe.words import WordSpan, encode, find_word, locate
+
+_BASELINE_SENTENCES = 1000
+# Sentences a sense where the word is not in the bundled set and all its words stand in.
+_STAND_INS = 4
+
+
+@dataclass(frozen=True)
+class DriftBaseline(Result):
+    """How alike random words are in a model: its anisotropy, stream by stream.
+
+    Attributes:
+        cosine: [layer] mean cosine of two random tokens of different sentences.
+        distance: [layer] mean normalised distance of such, see :func:`normalised_distance`.
+        n: how many tokens, one of each sentence.
+    """
+
+    cosine: Float[Tensor, " layer"]
+    distance: Float[Tensor, " layer"]
+    n: int
+
+    AXES: ClassVar = {"cosine": ("layer",), "distance": ("layer",)}
+
+    def to_frame(self) -> Any:
+        """Return one row a stream: layer cosine distance."""
+        import pandas
+
+        columns = {"cosine": self.cosine.tolist(), "distance": self.distance.tolist()}
+        return pandas.DataFrame({"layer": range(len(self.cosine)), **columns})
+
+
+@dataclass(frozen=True)
+class PairDriftResult(Result):
+    """Two vectors of one word by stream: how far apart, against what, and driven by what.
+
+    Attributes:
+        cosine: [layer] cosine of the two vectors; layer 0 is the embedding.
+        distance: [layer] ‖a − b‖ / ½(‖a‖ + ‖b‖).
+        baseline: the same of random words, see :class:`DriftBaseline`.
+        same_cosine: [percentile, layer] 5th, 50th and 95th percentile over same-sense pairs.
+        same_distance: [percentile, layer] likewise, of the distance.
+        n_same: how many same-sense pairs.
+        same_words: whose pairs: the word itself, or all words of the set where it has none.
+        word: the word.
+        texts: the two texts.
+        positions: the word's token positions in each.
+        lengths: number of tokens of each.
+        layer: the stream that the contributions are of.
+        names: the components.
+        shares: [component] (Δc · Δ) / ‖Δ‖²: how much of the difference of the two vectors each
+            component's own difference makes up, along it. They sum to 1; a negative one brings
+            the vectors together.
+        reconstruction_error: ‖Σ Δc − Δ‖ / ‖Δ‖.
+    """
+
+    cosine: Float[Tensor, " layer"]
+    distance: Float[Tensor, " layer"]
+    baseline: DriftBaseline
+    same_cosine: Float[Tensor, "percentile layer"]
+    same_distance: Float[Tensor, "percentile layer"]
+    n_same: int
+    same_words: str
+    word: str
+    texts: tuple[str, str]
+    positions: tuple[tuple[int, ...], tuple[int, ...]]
+    lengths: tuple[int, int]
+    layer: int
+    names: tuple[Component, ...]
+    shares: Float[Tensor, " component"]
+    reconstruction_error: float
+
+    AXES: ClassVar = {
+        "cosine": ("layer",),
+        "distance": ("layer",),
+        "same_cosine": ("percentile", "layer"),
+        "same_distance": ("percentile", "layer"),
+        "shares": ("component",),
+    }
+
+    def to_frame(self) -> Any:
+        """Return one row a stream.
+
+        Columns: layer cosine distance cosine_adjusted distance_adjusted baseline
+        baseline_distance same_low same_median same_high same_distance_low same_distance_median
+        same_distance_high. Adjusted is minus the baseline of random words.
+        """
+        import pandas
+
+        columns = {
+            "cosine": self.cosine,
+            "distance": self.distance,
+            "cosine_adjusted": self.cosine - self.baseline.cosine,
+            "distance_adjusted": self.distance - self.baseline.distance,
+            "baseline": self.baseline.cosine,
+            "baseline_distance": self.baseline.distance,
+        }
+        for number, name in enumerate(("low", "median", "high")):
+            columns[f"same_{name}"] = self.same_cosine[number]
+            columns[f"same_distance_{name}"] = self.same_distance[number]
+        rows = {name: value.tolist() for name, value in columns.items()}
+        return pandas.DataFrame({"layer": range(len(self.cosine)), **rows})
+
+    def contributions(self) -> Any:
+        """Return one row a component, largest share first: kind layer head share."""
+        import pandas
+
+        frame = pandas.DataFrame(list(self.names), columns=["kind", "layer", "head"])
+        frame["share"] = self.shares.tolist()
+        order = self.shares.abs().argsort(descending=True, stable=True)
+        return frame.iloc[order.tolist()].reset_index(drop=True)
+
+
+def normalised_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return ‖a − b‖ / ½(‖a‖ + ‖b‖) along the last axis: 0 for equal, at most 2."""
+    return 2 * (a - b).norm(dim=-1) / (a.norm(dim=-1) + b.norm(dim=-1))
+
+
+def drift_baseline(
+    model: Any, dataset: SenseDataset | None = None, *, seed: int = 0
+) -> DriftBaseline:
+    """Measure how alike random words are: one random token of each of up to 1,000 sentences.
+
+    Args:
+        model: a TransformerBridge.
+        dataset: where the sentences come from; None for the bundled set.
+        seed: seed of the choice of sentences and tokens.
+    """
+    items = (load_senses() if dataset is None else dataset).items
+    sentences = list(dict.fromkeys(item.sentence for item in items))
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(sentences), generator=generator)[:_BASELINE_SENTENCES].tolist()
+    texts, at = [sentences[i] for i in chosen], []
+    for text in texts:
+        special = encode(model, text).special
+        own = [p for p, added in enumerate(special) if not added]
+        at.append(own[int(torch.randint(len(own), (1,), generator=generator))])
+    if len(texts) < 2:
+        raise InputError(message("dataset", "at least two different sentences", len(texts)))
+    vectors = read_sites(model, texts, "stream", positions=at, progress=True)["stream"]
+    cosine, distance = zip(
+        *(_mean_pair(layer.double()) for layer in vectors.unbind(1)), strict=True
+    )
+    return DriftBaseline(
+        provenance=adapters.provenance(model, seed=seed, sentences=len(texts)),
+        cosine=torch.tensor(cosine, dtype=torch.float64),
+        distance=torch.tensor(distance, dtype=torch.float64),
+        n=len(texts),
+    )
+
+
+def _mean_pair(x: Tensor) -> tuple[float, float]:
+    """Return the mean cosine and normalised distance over all pairs of rows."""
+    norms = x.norm(dim=-1)
+    unit = x / norms[:, None]
+    pairs = len(x) * (len(x) - 1)
+    cosine = (unit.sum(dim=0).pow(2).sum() - len(x)) / pairs
+    distance = 2 * torch.cdist(x, x) / (norms[:, None] + norms)
+    return float(cosine), float(distance.fill_diagonal_(0.0).sum() / pairs)
+
+
+def drift_pair(
+    model: Any,
+    text_a: str,
+    text_b: str,
+    *,
+    word: str,
+    baseline: DriftBaseline | None = None,
+    layer: int | None = None,
+    seed: int = 0,
+) -> PairDriftResult:
+    """Compare a word's vectors in two texts, stream by stream, and say what drives them apart.
+
+    A word's vector is that of its last token in a decoder, and the mean of its tokens in an
+    encoder. The control beside it is pairs of the bundled set in which the word has the same
+    sense; a word that the set lacks is held against the same-sense pairs of all its words.
+
+    Args:
+        model: a TransformerBridge.
+        text_a: a text with the word.
+        text_b: another.
+        word: the word, as both texts write it.
+        baseline: of :func:`drift_baseline`, to measure it once for many pairs; None to do so now.
+        layer: the stream whose difference is taken apart; None for that of least cosine.
+        seed: seed of the baseline and of the stand-in pairs.
+
+    Raises:
+        WordError: the word is not in a text.
+        InputError: no such stream.
+    """
+    arch = adapters.architecture(model)
+    texts = (text_a, text_b)
+    spans = tuple(find_word(model, text, word) for text in texts)
+    seen = capture(model, texts, "stream", words=spans)
+    a, b = seen["stream"].double()
+    cosine, distance = torch.cosine_similarity(a, b, dim=-1), normalised_distance(a, b)
+    at = int(cosine.argmin()) if layer is None else index("layer", layer, len(cosine), "streams")
+    baseline = drift_baseline(model, seed=seed) if baseline is None else baseline
+    same_words, items = _same_sense_items(word, seed)
+    same_cosine, same_distance, n_same = _same_sense(model, items)
+    names, shares, error = _contributions(model, texts, spans, at, pool_last=arch.causal)
+    return PairDriftResult(
+        provenance=adapters.provenance(model, seed=seed, texts=list(texts), word=word, layer=at),
+        cosine=cosine,
+        distance=distance,
+        baseline=baseline,
+        same_cosine=same_cosine,
+        same_distance=same_distance,
+        n_same=n_same,
+        same_words=same_words,
+        word=word,
+        texts=texts,
+        positions=(spans[0].tokens, spans[1].tokens),
+        lengths=(len(seen.tokens[0]), len(seen.tokens[1])),
+        layer=at,
+        names=names,
+        shares=shares,
+        reconstruction_error=error,
+    )
+
+
+def _same_sense_items(word: str, seed: int) -> tuple[str, list[SenseItem]]:
+    """Return the bundled items of the word, or of all words a few each."""
+    bundled = load_senses()
+    if word in bundled.words:
+        return word, list(bundled.only(word))
+    generator = torch.Generator().manual_seed(seed)
+    groups: dict[tuple[str, str], list[SenseItem]] = {}
+    for item in bundled:
+        groups.setdefault((item.word, item.sense), []).append(item)
+    chosen = []
+    for items in groups.values():
+        order = torch.randperm(len(items), generator=generator).tolist()
+        chosen += [items[i] for i in order[:_STAND_INS]]
+    return "all words of the bundled set", chosen
+
+
+def _same_sense(model: Any, items: Sequence[SenseItem]) -> tuple[Tensor, Tensor, int]:
+    """Return the percentiles of cosine and distance over all same-sense pairs, by stream."""
+    spans = [locate(encode(model, item.sentence), item.word) for item in items]
+    texts = [item.sentence for item in items]
+    vectors = read_sites(model, texts, "stream", words=spans, progress=True)["stream"].double()
+    pairs = [
+        (i, j)
+        for i, j in combinations(range(len(items)), 2)
+        if (items[i].word, items[i].sense) == (items[j].word, items[j].sense)
+    ]
+    first, second = (vectors[list(side)] for side in zip(*pairs, strict=True))
+    percentiles = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+    measures = (torch.cosine_similarity(first, second, dim=-1), normalised_distance(first, second))
+    cosine, distance = (torch.quantile(measure, percentiles, dim=0) for measure in measures)
+    return cosine, distance, len(pairs)
+
+
+def _contributions(
+    model: Any,
+    texts: tuple[str, str],
+    spans: tuple[WordSpan, ...],
+    layer: int,
+    *,
+    pool_last: bool,
+) -> tuple[tuple[Component, ...], Tensor, float]:
+    """Return each component's share of the difference of the two vectors at a stream."""
+    vectors, streams, names = [], [], ()
+    for text, span in zip(texts, spans, strict=True):
+        found = stream_components(model, text, layer=layer)
+        at = list(span.tokens[-1:] if pool_last else span.tokens)
+        vectors.append(found.vectors[:, at].mean(dim=1))
+        streams.append(found.stream[at].mean(dim=0))
+        names = found.names
+    difference = streams[0] - streams[1]
+    size = difference.norm()
+    parts = vectors[0] - vectors[1]
+    if size <= 1e-9 * streams[0].norm():
+        # The same vector twice (a rotary model's embedding): nothing to share out.
+        return names, torch.zeros(len(names), dtype=torch.float64), 0.0
+    error = float((parts.sum(dim=0) - difference).norm() / size)
+    return names, parts @ difference / size**2, error
