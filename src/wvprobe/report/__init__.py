@@ -93,8 +93,9 @@ def _drift_section(found: PairDriftResult) -> _Section:
     text = (
         f"Cosine of the vectors of “{WORD}” in the two sentences, by stream (tokens {positions}). "
         f"The band holds {found.n_same} pairs in which the word has the same sense: they differ by "
-        "context, too. The dotted line is what two random words have in common. One pair of "
-        f"sentences is an example, not a law. What drives the two apart at stream {found.layer}: "
+        "context, and unlike the two sentences in position and length. The dotted line is what two "
+        "random words have in common. One pair of sentences is an example, not a law. "
+        f"What drives the two apart at stream {found.layer}: "
         "each component's share of the difference, along it; all shares sum to 1."
     )
     table = found.contributions().head(8).copy()

@@ -42,9 +42,10 @@ class Measured:
 
 
 def different_vectors(measured: Measured) -> Finding:
-    """Hold the two 'bank' vectors' distance against same-sense pairs."""
+    """Hold the two 'bank' vectors' cosine distance against same-sense pairs."""
     found = measured.bank
-    return judge_drift(found.distance.tolist(), found.same_distance[2].tolist(), found.n_same)
+    limits = (1 - found.same_cosine[0]).tolist()
+    return judge_drift((1 - found.cosine).tolist(), limits, found.n_same)
 
 
 def concatenation(measured: Measured) -> Finding:
@@ -100,8 +101,8 @@ CLAIMS = (
     Claim(
         "2.2",
         "After a few layers the two 'bank' vectors are different vectors",
-        "distance beyond the 95th percentile of same-sense pairs from some layer on; refuted if "
-        "beyond it at none",
+        "cosine distance beyond the 95th percentile of same-sense pairs from some layer on; "
+        "refuted if beyond it at none",
         different_vectors,
     ),
     Claim(

@@ -130,7 +130,7 @@ def judge_drift(distances: Sequence[float], limits: Sequence[float], n: int) -> 
     """Judge whether two vectors of a word are different ones after a few layers (claim 2.2).
 
     Args:
-        distances: by stream, the two vectors' normalised distance.
+        distances: by stream, the two vectors' cosine distance.
         limits: by stream, the 95th percentile of same-sense pairs.
         n: how many same-sense pairs.
     """
@@ -150,5 +150,8 @@ def judge_drift(distances: Sequence[float], limits: Sequence[float], n: int) -> 
         why = f"they are further apart at {sum(beyond)} of {len(beyond)} streams, not to the end."
     else:
         verdict, why = "refuted", "at no stream are they further apart."
-    reason = f"Held against the 95th percentile of {n} same-sense pairs, {why}"
+    reason = (
+        f"Held against the 95th percentile of {n} same-sense pairs, {why} It is one pair of "
+        "sentences; the pairs it is held against also differ in position and length."
+    )
     return Finding(verdict, numbers, n=n, reason=reason)
