@@ -8,7 +8,7 @@ drops the rest at once, so memory holds the result and one batch.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -63,8 +63,6 @@ class Activations(Result):
     words: tuple[str, ...] | None
     pool: str | None
     mask: Tensor | None
-
-    SITE_AXES: ClassVar[Mapping[str, tuple[str, ...]]] = SITES
 
     def __getitem__(self, site: str) -> Tensor:
         """Return a site's tensor.

@@ -14,7 +14,7 @@ from wvprobe.adapters.boot import (
     weight_hash,
     why_no_head,
 )
-from wvprobe.adapters.hooks import RAW_SITES, hook_point, reading, run_backbone, shaped
+from wvprobe.adapters.hooks import hook_point, reading, run_backbone, shaped
 from wvprobe.adapters.parts import head_parts
 from wvprobe.adapters.sites import PAIR_SITES, SITES, Raw, Recipe, layers_of, recipe
 from wvprobe.adapters.structure import Architecture, architecture, embedding_table
@@ -44,7 +44,6 @@ from wvprobe.adapters.weights import (
 
 __all__ = [
     "PAIR_SITES",
-    "RAW_SITES",
     "SITES",
     "Architecture",
     "LayerWeights",

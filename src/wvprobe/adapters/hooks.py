@@ -16,23 +16,6 @@ from torch import Tensor
 from wvprobe.adapters.structure import Architecture, first_position, has
 from wvprobe.errors import UnsupportedError
 
-# Raw sites: what a hook point gives as it is. Others are computed from these.
-RAW_SITES = (
-    "resid_pre",
-    "resid_mid",
-    "resid_post",
-    "attn_in",
-    "q",
-    "k",
-    "v",
-    "z",
-    "attn_out",
-    "attn_added",
-    "mlp_out",
-    "pattern",
-    "cos",
-    "sin",
-)
 # Sites whose hook points give [batch, head, pos, d] instead of [batch, pos, ...].
 _HEADS_FIRST = ("pattern",)
 
