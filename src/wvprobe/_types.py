@@ -89,7 +89,7 @@ class Result:
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return the numbers as a tidy frame, one observation a row."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define to_frame()")
 
     def figure(self) -> "plotly.graph_objects.Figure":
         """Return the result's figure."""

@@ -96,32 +96,31 @@ def stream_components(model: Any, text: str, *, layer: int) -> StreamComponents:
     """
     arch = adapters.architecture(model)
     layer = index("layer", layer, arch.n_layers + 1, "streams")
-    stream = read_sites(model, text, "stream", layers=[layer])
+    seen = read_sites(model, text, "stream", layers=sorted({0, layer}))
     carried = Carried()
-    below = read_sites(model, text, "stream", layers=[0])
-    for name, part in _embedded(model, arch, below):
+    for name, part in _embedded(model, arch, seen):
         carried.add(name, part)
     if layer:
         _add_blocks(model, arch, text, layer, carried)
     return StreamComponents(
         names=tuple(carried.names),
         vectors=torch.stack(carried.parts),
-        stream=stream["stream"][0, :, 0].double(),
+        stream=seen["stream"][0, :, -1].double(),
         layer=layer,
-        tokens=stream.tokens[0],
+        tokens=seen.tokens[0],
     )
 
 
 def _embedded(
-    model: Any, arch: Architecture, below: Activations
+    model: Any, arch: Architecture, seen: Activations
 ) -> Iterator[tuple[Component, Tensor]]:
     """Yield what the embedding wrote: token, position, and what is the same for all tokens."""
-    stream = below["stream"][0, :, 0].double()
+    stream = seen["stream"][0, :, 0].double()
     table = adapters.position_table(model, arch)
     if table is None:
         yield Component("token"), stream
         return
-    ids = torch.tensor(below.tokens[0])
+    ids = torch.tensor(seen.tokens[0])
     token = adapters.embedding_table(model).detach().cpu()[ids].double()
     position = table.cpu()[: len(ids)].double()
     norm = adapters.embedding_norm(model, arch)

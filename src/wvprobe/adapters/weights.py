@@ -255,7 +255,8 @@ def rotary(model: Any, arch: Architecture, layer: int) -> Rotary | None:
     if kind in LENGTH_DEPENDENT:
         raise UnsupportedError(
             f"{model.cfg.model_name} scales its rotation by {kind!r}, whose frequencies depend "
-            "on the input's length; wvprobe does not extract it. capture(..., 'scores') works."
+            "on the input's length; wvprobe does not extract it. Open it with "
+            "load(..., audit=False); capture(model, texts, 'scores') holds there."
         )
     inv_freq = getattr(module, f"{prefix}inv_freq").detach().to(torch.float64)
     scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
