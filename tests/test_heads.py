@@ -304,3 +304,14 @@ class TestFromTensors:
     def test_no_head_is_refused_by_name(self):
         with pytest.raises(UnsupportedError, match="no W_U was given"):
             _ = HeadWeights.from_tensors(**self.tensors()).W_U
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2"])
+def test_factors_of_a_layer_are_those_of_its_circuits(family, tiny):
+    heads = HeadWeights.from_model(tiny(family))
+    left, right = heads.qk_factors(1, offset=5)
+    values, outputs = heads.ov_factors(1)
+    for head in range(heads.n_heads):
+        kv = heads.kv_head(head)
+        torch.testing.assert_close(left[head] @ right[kv].mT, heads.qk(1, head, offset=5).matrix())
+        torch.testing.assert_close(values[kv] @ outputs[head], heads.ov(1, head).matrix())

@@ -287,6 +287,29 @@ class HeadWeights:
             offset=offset if rotary is not None else None,
         )
 
+    def ov_factors(
+        self, layer: int
+    ) -> tuple[Float[Tensor, "kv_head d_model d_head_v"], Float[Tensor, "head d_head_v d_model"]]:
+        """Return the factors of every OV circuit of a layer, a key-value head counted once."""
+        layer = index("layer", layer, self.n_layers, "layers")
+        return self.W_V[layer], self.W_O[layer]
+
+    def qk_factors(
+        self, layer: int, *, offset: float | int | None = 0
+    ) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "kv_head d_model d_head"]]:
+        """Return the factors of every QK circuit of a layer: ``left[h] @ right[kv_head(h)].mT``.
+
+        Scale, rotation to `offset` and the gains of a norm of queries and keys are included.
+        """
+        layer = index("layer", layer, self.n_layers, "layers")
+        left, right = self.W_Q[layer], self.W_K[layer]
+        norms, rotary = self.qk_norms[layer], self.rotary[layer]
+        if norms is not None:
+            left, right = left * norms[0].gain.to(left.dtype), right * norms[1].gain.to(right.dtype)
+        if rotary is not None and offset is not None:
+            left = rotary.relative(left, offset)
+        return self.scale[layer] * left, right
+
     def normalize(self, x: Float[Tensor, "*b d_model"], layer: int) -> Float[Tensor, "*b d_model"]:
         """Return x̂, what these weights read, from the stream before attention.
 
