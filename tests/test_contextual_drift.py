@@ -26,9 +26,9 @@ def baseline():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_contributions_sum_to_the_difference(family, baseline, tiny):
     result = drift_pair(tiny(family), *TEXTS, word="bank", baseline=baseline, layer=3)
-    assert result.reconstruction_error < 1e-4
-    assert float(result.shares.sum()) == pytest.approx(1.0, abs=1e-4)
-    frame = result.contributions()
+    assert result.contributions.reconstruction_error < 1e-4
+    assert float(result.contributions.shares.sum()) == pytest.approx(1.0, abs=1e-4)
+    frame = result.contributions.to_frame()
     heads = adapters.architecture(tiny(family)).n_heads
     assert len(frame[frame["kind"] == "head"]) == 3 * heads
     assert frame["share"].abs().is_monotonic_decreasing
@@ -93,7 +93,7 @@ def test_a_word_that_the_set_lacks_is_held_against_all_words(baseline, tiny):
 def test_the_same_text_twice_does_not_drift(baseline, tiny):
     result = drift_pair(tiny("llama"), TEXTS[0], TEXTS[0], word="bank", baseline=baseline)
     torch.testing.assert_close(result.cosine, torch.ones(4, dtype=torch.float64))
-    assert not result.distance.any() and not result.shares.any()
+    assert not result.distance.any() and not result.contributions.shares.any()
 
 
 def test_wrong_inputs(baseline, tiny):
@@ -113,6 +113,6 @@ def test_real_models(smollm2, minilm):
     result = drift_pair(smollm2, *texts, word="bank", baseline=drift_baseline(smollm2, few))
     assert abs(float(result.cosine[0]) - 1) < 1e-6
     assert float(1 - result.cosine[8]) == pytest.approx(0.31, abs=0.005)
-    assert result.reconstruction_error < 1e-4
+    assert result.contributions.reconstruction_error < 1e-4
     encoder = drift_pair(minilm, *texts, word="bank", baseline=drift_baseline(minilm, few))
-    assert encoder.reconstruction_error < 1e-4
+    assert encoder.contributions.reconstruction_error < 1e-4

@@ -14,7 +14,7 @@ from transformers import ByT5Tokenizer
 from wvprobe._tokenizers import tiny_tokenizer
 from wvprobe.errors import InputError, TokenizerError, WordError, WvprobeError
 from wvprobe.testing import FAMILIES, tiny_model
-from wvprobe.words import Encoding, encode, find_word, locate
+from wvprobe.words import Encoding, encode, find_word, locate, word_at
 
 # What stands before a text when nobody asks for it or against it.
 BEGINS_WITH = {
@@ -823,3 +823,13 @@ def error_of(encoding, word):
     with pytest.raises(WordError) as caught:
         locate(encoding, word, occurrence=99)
     return caught.value
+
+
+def test_a_word_is_found_by_its_place(tiny):
+    encoding = encode(tiny("llama"), "A bank by the bank of the embankment.")
+    first, second = (word_at(encoding, start, start + 4) for start in (2, 14))
+    assert (first.occurrence, second.occurrence) == (0, 1)
+    assert second == find_word(tiny("llama"), encoding.text, "bank", occurrence=1)
+    for start, end in ((28, 32), (3, 6), (5, 5)):
+        with pytest.raises(WordError, match="place of a whole word"):
+            word_at(encoding, start, end)

@@ -21,7 +21,7 @@ from wvprobe.activations import capture, read_sites
 from wvprobe.components import Component, stream_components
 from wvprobe.datasets import SenseDataset, SenseItem, load_senses
 from wvprobe.errors import InputError
-from wvprobe.words import WordSpan, encode, find_word, locate
+from wvprobe.words import WordSpan, encode, find_word, word_at
 
 _BASELINE_SENTENCES = 1000
 # Sentences a sense where the word is not in the bundled set and all its words stand in.
@@ -53,6 +53,38 @@ class DriftBaseline(Result):
 
 
 @dataclass(frozen=True)
+class PairContributions(Result):
+    """Which components of the model part two vectors of a word at a stream.
+
+    Attributes:
+        names: the components.
+        shares: [component] (Δc · Δ) / ‖Δ‖²: how much of the difference Δ of the two vectors each
+            component's own difference Δc makes up, along it. They sum to 1; a negative one brings
+            the vectors together.
+        reconstruction_error: ‖Σ Δc − Δ‖ / ‖Δ‖.
+        layer: the stream.
+        word: the word.
+    """
+
+    names: tuple[Component, ...]
+    shares: Float[Tensor, " component"]
+    reconstruction_error: float
+    layer: int
+    word: str
+
+    AXES: ClassVar = {"shares": ("component",)}
+
+    def to_frame(self) -> Any:
+        """Return one row a component, largest share first: kind layer head share."""
+        import pandas
+
+        frame = pandas.DataFrame(list(self.names), columns=["kind", "layer", "head"])
+        frame["share"] = self.shares.tolist()
+        order = self.shares.abs().argsort(descending=True, stable=True)
+        return frame.iloc[order.tolist()].reset_index(drop=True)
+
+
+@dataclass(frozen=True)
 class PairDriftResult(Result):
     """Two vectors of one word by stream: how far apart, against what, and driven by what.
 
@@ -68,12 +100,7 @@ class PairDriftResult(Result):
         texts: the two texts.
         positions: the word's token positions in each.
         lengths: number of tokens of each.
-        layer: the stream that the contributions are of.
-        names: the components.
-        shares: [component] (Δc · Δ) / ‖Δ‖²: how much of the difference of the two vectors each
-            component's own difference makes up, along it. They sum to 1; a negative one brings
-            the vectors together.
-        reconstruction_error: ‖Σ Δc − Δ‖ / ‖Δ‖.
+        contributions: what drives the two apart at one stream.
     """
 
     cosine: Float[Tensor, " layer"]
@@ -87,17 +114,13 @@ class PairDriftResult(Result):
     texts: tuple[str, str]
     positions: tuple[tuple[int, ...], tuple[int, ...]]
     lengths: tuple[int, int]
-    layer: int
-    names: tuple[Component, ...]
-    shares: Float[Tensor, " component"]
-    reconstruction_error: float
+    contributions: PairContributions
 
     AXES: ClassVar = {
         "cosine": ("layer",),
         "distance": ("layer",),
         "same_cosine": ("percentile", "layer"),
         "same_distance": ("percentile", "layer"),
-        "shares": ("component",),
     }
 
     def to_frame(self) -> Any:
@@ -122,15 +145,6 @@ class PairDriftResult(Result):
             columns[f"same_distance_{name}"] = self.same_distance[number]
         rows = {name: value.tolist() for name, value in columns.items()}
         return pandas.DataFrame({"layer": range(len(self.cosine)), **rows})
-
-    def contributions(self) -> Any:
-        """Return one row a component, largest share first: kind layer head share."""
-        import pandas
-
-        frame = pandas.DataFrame(list(self.names), columns=["kind", "layer", "head"])
-        frame["share"] = self.shares.tolist()
-        order = self.shares.abs().argsort(descending=True, stable=True)
-        return frame.iloc[order.tolist()].reset_index(drop=True)
 
 
 def normalised_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -220,9 +234,10 @@ def drift_pair(
     baseline = drift_baseline(model, seed=seed) if baseline is None else baseline
     same_words, items = _same_sense_items(word, seed)
     same_cosine, same_distance, n_same = _same_sense(model, items)
+    provenance = adapters.provenance(model, seed=seed, texts=list(texts), word=word, layer=at)
     names, shares, error = _contributions(model, texts, spans, at, pool_last=arch.causal)
     return PairDriftResult(
-        provenance=adapters.provenance(model, seed=seed, texts=list(texts), word=word, layer=at),
+        provenance=provenance,
         cosine=cosine,
         distance=distance,
         baseline=baseline,
@@ -234,10 +249,7 @@ def drift_pair(
         texts=texts,
         positions=(spans[0].tokens, spans[1].tokens),
         lengths=(len(seen.tokens[0]), len(seen.tokens[1])),
-        layer=at,
-        names=names,
-        shares=shares,
-        reconstruction_error=error,
+        contributions=PairContributions(provenance, names, shares, error, at, word),
     )
 
 
@@ -259,7 +271,7 @@ def _same_sense_items(word: str, seed: int) -> tuple[str, list[SenseItem]]:
 
 def _same_sense(model: Any, items: Sequence[SenseItem]) -> tuple[Tensor, Tensor, int]:
     """Return the percentiles of cosine and distance over all same-sense pairs, by stream."""
-    spans = [locate(encode(model, item.sentence), item.word) for item in items]
+    spans = [word_at(encode(model, item.sentence), item.start, item.end) for item in items]
     texts = [item.sentence for item in items]
     vectors = read_sites(model, texts, "stream", words=spans, progress=True)["stream"].double()
     pairs = [

@@ -161,6 +161,20 @@ def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
     return WordSpan(text, word, occurrence, positions, (start, end), strings, encoding.source)
 
 
+def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
+    """Find the tokens of the whole word at ``text[start:end]``, as a labelled set marks it.
+
+    Raises:
+        WordError: no whole word stands there, or its tokens stand for more than it.
+    """
+    word = encoding.text[start:end]
+    for occurrence, place in enumerate(_occurrences(encoding.text, word) if word else ()):
+        if place == (start, end):
+            return locate(encoding, word, occurrence)
+    where = f"the place of a whole word of {_short(encoding.text)}"
+    raise WordError(message("start..end", where, f"{start}..{end} ({word!r})"))
+
+
 def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 

@@ -8,18 +8,27 @@ import plotly.graph_objects as go
 from wvprobe._types import Result
 from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
-from wvprobe.contextual_drift import DriftBaseline, PairDriftResult
+from wvprobe.budget import KnownArchitectures
+from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
 from wvprobe.errors import InputError
-from wvprobe.plotting import _models, _words
+from wvprobe.first_layer import FirstLayerShares
+from wvprobe.influence import InfluenceResult
+from wvprobe.plotting import _contexts, _models, _words
 from wvprobe.plotting._style import dressed
+from wvprobe.sense_maps import SenseMap
 from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
     AuditResult: _models.audit,
     DriftBaseline: _words.baseline,
+    FirstLayerShares: _contexts.first_layer,
+    InfluenceResult: _contexts.influence,
+    KnownArchitectures: _models.architectures,
+    PairContributions: _words.contributions,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
+    SenseMap: _contexts.sense_map,
 }
 
 

@@ -5,8 +5,9 @@ import plotly.graph_objects as go
 from wvprobe.activations import Activations
 from wvprobe.adapters import PAIR_SITES
 from wvprobe.auditing import AuditResult
+from wvprobe.budget import KnownArchitectures
 from wvprobe.errors import InputError
-from wvprobe.plotting._style import ACCENT, BAD
+from wvprobe.plotting._style import ACCENT, BAD, MUTED
 
 _STATUS = {"ok": ACCENT, "failed": BAD}
 
@@ -62,4 +63,33 @@ def activations(result: Activations) -> go.Figure:
         xaxis_title="layer",
         yaxis={"title": "‖x‖, heads together", "type": "log"},
         height=430,
+    )
+
+
+def architectures(result: KnownArchitectures) -> go.Figure:
+    """Width of all heads together on d_model; on the line the heads split d_model evenly."""
+    frame, drawn = result.to_frame(), go.Figure()
+    sizes = [float(frame["d_model"].min()), float(frame["d_model"].max())]
+    line = {"color": MUTED, "dash": "dot"}
+    drawn.add_scatter(x=sizes, y=sizes, mode="lines", line=line, name="n_heads · d_head = d_model")
+    for fills, rows in frame.groupby("fills_d_model"):
+        drawn.add_scatter(
+            x=rows["d_model"].tolist(),
+            y=(rows["n_heads"] * rows["d_head"]).tolist(),
+            mode="markers+text",
+            text=rows["name"].tolist(),
+            textposition="top center",
+            textfont={"size": 11},
+            marker={"size": 9, "color": ACCENT if fills else BAD},
+            name="splits d_model evenly" if fills else "does not",
+            customdata=rows[["n_heads", "d_head", "source"]].values.tolist(),
+            hovertemplate="%{text}: %{customdata[0]} heads of %{customdata[1]}"
+            "<br>%{customdata[2]}<extra></extra>",
+        )
+    apart = int((~frame["fills_d_model"]).sum())
+    drawn.update_xaxes(type="log", title_text="d_model")
+    drawn.update_yaxes(type="log", title_text="n_heads · d_head")
+    return drawn.update_layout(
+        title_text=f"{apart} of {len(frame)} published models do not split d_model evenly",
+        height=480,
     )

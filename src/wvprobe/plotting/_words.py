@@ -3,43 +3,57 @@
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from wvprobe.contextual_drift import DriftBaseline, PairDriftResult
-from wvprobe.plotting._style import ACCENT, MUTED, STREAM_AXIS, TOP_WITH_PANELS, short
+from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
+from wvprobe.plotting._style import ACCENT, BAD, MUTED, STREAM_AXIS, TOP_WITH_PANELS, short
 from wvprobe.word_pairs import PairScores
+
+_SHOWN = 16  # components of a waterfall that have a bar of their own
 
 
 def pair_scores(result: PairScores) -> go.Figure:
-    """Maps layer × head on one scale around 0, a panel a text and direction."""
+    """Maps layer × head, a row a text and direction: gauge-fixed scores, and attention beside."""
     names, (texts, directions, layers, heads) = result.directions(), result.scores.shape
-    titles = [
-        f"{names[d]}{' (masked)' * bool(result.masked[t, d])}<br><i>{short(result.texts[t])}</i>"
-        for t in range(texts)
-        for d in range(directions)
-    ]
-    drawn = make_subplots(texts, directions, subplot_titles=titles, vertical_spacing=0.2)
-    bound = float(result.scores.abs().max())
-    for text in range(texts):
-        for direction in range(directions):
-            attention = result.attention[text, direction]
-            heat = go.Heatmap(
-                z=result.scores[text, direction].T.tolist(),
-                customdata=attention.T.tolist(),
-                zmin=-bound,
-                zmax=bound,
-                colorscale="RdBu_r",
-                zmid=0,
-                opacity=0.55 if result.masked[text, direction] else 1.0,
-                colorbar={"title": "raw score"},
-                showscale=text == direction == 0,
-                hovertemplate="layer %{x}, head %{y}<br>score %{z:.2f}"
-                "<br>attention %{customdata:.3f}<extra></extra>",
-            )
-            drawn.add_trace(heat, row=text + 1, col=direction + 1)
-    drawn.update_xaxes(title_text="layer", dtick=max(1, layers // 10))
-    drawn.update_yaxes(title_text="head", dtick=max(1, heads // 6))
-    strongest = _strongest(result)
+    rows = [(text, direction) for text in range(texts) for direction in range(directions)]
+    titles = []
+    for text, direction in rows:
+        masked = " (masked)" * bool(result.masked[text, direction])
+        where = f"{names[direction]}{masked}<br><i>{short(result.texts[text], 44)}</i>"
+        titles += [where, f"attention{masked}"]
+    drawn = make_subplots(len(rows), 2, subplot_titles=titles, vertical_spacing=0.3 / len(rows))
+    bound = float(result.gauge_fixed.abs().nan_to_num().max())
+    most = float(result.attention.max())
+    for row, at in enumerate(rows, start=1):
+        faint = 0.55 if result.masked[at] else 1.0
+        scores = go.Heatmap(
+            z=result.gauge_fixed[at].T.tolist(),
+            customdata=result.scores[at].T.tolist(),
+            zmin=-bound,
+            zmax=bound,
+            colorscale="RdBu_r",
+            opacity=faint,
+            colorbar={"title": "score −<br>row mean", "len": 0.45, "y": 0.77},
+            showscale=row == 1,
+            hovertemplate="layer %{x}, head %{y}<br>gauge-fixed %{z:.2f}"
+            "<br>raw %{customdata:.2f}<extra></extra>",
+        )
+        attention = go.Heatmap(
+            z=result.attention[at].T.tolist(),
+            zmin=0,
+            zmax=most,
+            colorscale="Blues",
+            opacity=faint,
+            colorbar={"title": "attention", "len": 0.45, "y": 0.22},
+            showscale=row == 1,
+            hovertemplate="layer %{x}, head %{y}<br>attention %{z:.3f}<extra></extra>",
+        )
+        drawn.add_trace(scores, row=row, col=1)
+        drawn.add_trace(attention, row=row, col=2)
+    drawn.update_xaxes(dtick=max(1, layers // 10))
+    drawn.update_xaxes(title_text="layer", row=len(rows))
+    drawn.update_yaxes(title_text="head", dtick=max(1, heads // 6), col=1)
+    drawn.update_annotations(font_size=13)
     return drawn.update_layout(
-        title_text=strongest, height=230 + 260 * texts, margin_t=TOP_WITH_PANELS
+        title_text=_strongest(result), height=200 + 190 * len(rows), margin_t=TOP_WITH_PANELS
     )
 
 
@@ -100,6 +114,47 @@ def pair_drift(result: PairDriftResult) -> go.Figure:
         yaxis={"title": "cosine", "range": [-0.1, 1.05]},
         legend={"orientation": "h", "y": -0.22},
     )
+
+
+def contributions(result: PairContributions) -> go.Figure:
+    """A waterfall from 0 to the whole difference: the largest shares in the order of depth."""
+    frame = result.to_frame()
+    shown = frame.head(_SHOWN).sort_values("layer", kind="stable", na_position="first")
+    shares = shown["share"].tolist()
+    rest = float(frame["share"][_SHOWN:].sum())
+    labels = [_component(*row) for row in shown[["kind", "layer", "head"]].itertuples(index=False)]
+    if len(frame) > _SHOWN:
+        labels, shares = [*labels, f"{len(frame) - _SHOWN} others"], [*shares, rest]
+    drawn = go.Figure(
+        go.Waterfall(
+            x=[*labels, "all"],
+            y=[*shares, 0.0],
+            measure=[*["relative"] * len(shares), "total"],
+            text=[*(f"{share:+.0%}" for share in shares), f"{float(result.shares.sum()):.0%}"],
+            textposition="outside",
+            increasing={"marker": {"color": ACCENT}},
+            decreasing={"marker": {"color": BAD}},
+            totals={"marker": {"color": MUTED}},
+            connector={"line": {"color": MUTED, "width": 1}},
+            hovertemplate="%{x}: %{text}<extra></extra>",
+        )
+    )
+    first = frame.iloc[0]
+    name = _component(first["kind"], first["layer"], first["head"])
+    title = (
+        f"What parts the two vectors of “{result.word}” at stream {result.layer}: {name} most, "
+        f"{first['share']:+.0%}<br>shares along the difference; below 0: brings them together"
+    )
+    drawn.update_yaxes(title_text="share of the difference", tickformat=".0%", zeroline=True)
+    return drawn.update_layout(title_text=title, height=430, showlegend=False)
+
+
+def _component(kind: str, layer: float, head: float) -> str:
+    """Name a component; a frame holds NaN where it has no layer or head."""
+    if kind == "head":
+        return f"L{int(layer)}H{int(head)}"
+    name = "MLP" if kind == "mlp" else kind
+    return name if layer != layer else f"{name} {int(layer)}"
 
 
 def baseline(result: DriftBaseline) -> go.Figure:

@@ -1,0 +1,81 @@
+"""Figures of one word in its contexts: its senses, its neighbours' influence, position alone."""
+
+import plotly.graph_objects as go
+
+from wvprobe.first_layer import FirstLayerShares
+from wvprobe.influence import SIDES, InfluenceResult
+from wvprobe.plotting._style import ACCENT, BAD, MUTED, STREAM_AXIS, short
+from wvprobe.sense_maps import SenseMap
+
+
+def sense_map(result: SenseMap) -> go.Figure:
+    """Occurrences on the plane of the first two components, a colour a sense."""
+    frame, drawn = result.to_frame(), go.Figure()
+    for sense, rows in frame.groupby("sense", sort=False):
+        drawn.add_trace(
+            go.Scatter(
+                x=rows["first"].tolist(),
+                y=rows["second"].tolist(),
+                mode="markers",
+                name=str(sense),
+                marker={"size": 10, "opacity": 0.8},
+                text=rows["sentence"].tolist(),
+                hovertemplate="%{text}<extra>" + str(sense) + "</extra>",
+            )
+        )
+    low, high = result.interval
+    first, second = result.explained.tolist()
+    title = (
+        f"“{result.word}” at stream {result.layer}: nearest centroid tells {result.accuracy:.0%} "
+        f"of senses ({low:.0%} to {high:.0%})<br>senses shuffled: {result.control[0]:.0%}, 95th "
+        f"percentile {result.control[1]:.0%}; the plane shows {first + second:.0%} of the variance"
+    )
+    # One unit is as long on both axes: distances on the plane are distances.
+    drawn.update_yaxes(scaleanchor="x", scaleratio=1, title_text=f"component 2 ({second:.0%})")
+    drawn.update_xaxes(title_text=f"component 1 ({first:.0%})")
+    return drawn.update_layout(title_text=title, height=520)
+
+
+def influence(result: InfluenceResult) -> go.Figure:
+    """Relative change by stream, for what stands before the word and after it."""
+    drawn = go.Figure()
+    streams = list(range(result.values.shape[1]))
+    for side, colour in enumerate((MUTED, ACCENT)):
+        mean = result.values[side]
+        above, below = result.high[side] - mean, mean - result.low[side]
+        drawn.add_trace(
+            go.Scatter(
+                x=streams,
+                y=mean.tolist(),
+                error_y={"array": above.tolist(), "arrayminus": below.tolist(), "thickness": 1},
+                name=f"{SIDES[side]} words exchanged",
+                mode="lines+markers",
+                line={"color": colour},
+            )
+        )
+    earlier, later = result.values[:, -1].tolist()
+    title = (
+        f"“{result.word}” in “{short(result.text)}”: other words after it change its last<br>"
+        f"vector by {later:.1%}, other words before it by {earlier:.1%} (n = {result.n} each)"
+    )
+    drawn.update_yaxes(title_text="‖x − x′‖ / ‖x‖", rangemode="tozero")
+    return drawn.update_layout(title_text=title, height=400, xaxis_title=STREAM_AXIS)
+
+
+def first_layer(result: FirstLayerShares) -> go.Figure:
+    """Shares of tokens and of position in each head's difference, as bars around 0."""
+    frame, drawn = result.to_frame(), go.Figure()
+    heads = frame["head"].tolist()
+    for part, colour in (("query_token", MUTED), ("key_token", BAD), ("position", ACCENT)):
+        drawn.add_bar(x=heads, y=frame[part].tolist(), name=part, marker_color=colour)
+    largest = frame["position"].abs().max()
+    title = (
+        f"Layer 0, {result.query}→{result.key}: position alone moves the same pair's score by up "
+        f"to {largest:.2f}"
+        if result.same_tokens
+        else f"Layer 0, {result.query}→{result.key}: the tokens differ between the texts"
+    )
+    drawn.update_yaxes(title_text="share of the difference of raw scores")
+    return drawn.update_layout(
+        title_text=title, height=380, barmode="relative", xaxis={"title": "head", "dtick": 1}
+    )
