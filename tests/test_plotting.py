@@ -79,9 +79,11 @@ def test_cosine_is_drawn_beside_its_controls(tiny, monkeypatch):
     monkeypatch.setattr("wvprobe.contextual_drift._BASELINE_SENTENCES", 50)
     result = drift_pair(tiny("llama"), *TEXTS, word="bank")
     drawn = figure(result)
-    assert list(drawn.data[-1].y) == result.cosine.tolist()
-    assert f"n = {result.n_same}" in drawn.data[0].name and "(bank)" in drawn.data[0].name
-    assert list(drawn.data[2].y) == result.baseline.cosine.tolist()
+    raw, corrected = drawn.data[:4], drawn.data[4:]
+    assert list(raw[-1].y) == result.cosine.tolist()
+    assert list(corrected[-1].y) == result.to_frame()["cosine_adjusted"].tolist()
+    assert f"n = {result.n_same}" in raw[0].name and "(bank)" in raw[0].name
+    assert list(raw[2].y) == result.baseline.cosine.tolist() and not any(corrected[2].y)
     assert f"n = {result.baseline.n}" in figure(result.baseline).layout.title.text
 
 

@@ -6,19 +6,25 @@ import pytest
 
 from wvprobe.errors import DiskSpaceError
 from wvprobe.report import write_report
-from wvprobe.report.catalogue import CLAIMS, Measured, concatenation, equal_cost
-from wvprobe.report.claims import (
-    judge_drift,
+from wvprobe.report.catalogue import CLAIMS, QUESTIONS
+from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
+from wvprobe.report.question2 import judge_changes, judge_drift, judge_influence, judge_position
+from wvprobe.report.question3 import concatenation, judge_identity
+from wvprobe.report.question4 import judge_divisibility, judge_published
+from wvprobe.report.question5 import (
+    construction,
+    equal_cost,
+    judge_construction,
     judge_equal_cost,
     judge_full_width,
-    judge_identity,
+    uneven_widths,
 )
 from wvprobe.testing import tiny_model
 
 IDS = (
     "1.1 1.2 2.1 2.2 2.3 2.4 2.5 2.6 3.1 3.2 3.3 3.4 4.1 4.2 4.3 4.4 4.5 5.1 5.2 5.3 5.4 5.5 5.6"
 ).split()
-MEASURED = {"2.2", "3.3", "5.1", "5.4"}
+MEASURED = {"2.1", "2.2", "2.5", "2.6", "3.3", "4.1", "4.2", "5.1", "5.4", "5.5"}
 
 
 @pytest.fixture(autouse=True)
@@ -98,13 +104,61 @@ class TestVerdicts:
         found = judge_drift(distances, (0.5, 0.5, 0.5), 480)
         assert (found.verdict, found.numbers.get("from_stream")) == (verdict, start)
 
+    @pytest.mark.parametrize(
+        ("content", "position", "verdict"),
+        [
+            ((0.0, 9e-6), (0.0, 2e-5), "supported"),
+            ((0.0, 2e-5), (0.0, 2e-5), "mixed"),
+            ((0.0, 0.0), (0.0, 9e-6), "refuted"),
+        ],
+    )
+    def test_position(self, content, position, verdict):
+        found = judge_position(content, position, 2)
+        assert (found.verdict, found.interval) == (verdict, position)
+
+    @pytest.mark.parametrize(
+        ("query", "key", "verdict"),
+        [
+            ((0.0, 2e-5), (0.0, 2e-5), "supported"),
+            ((0.0, 9e-6), (0.0, 2e-5), "refuted"),
+            ((2e-5, 2e-5), (9e-6, 9e-6), "refuted"),
+            ((0.0, 0.0), (0.0, 0.0), "refuted"),
+        ],
+    )
+    def test_changes(self, query, key, verdict):
+        assert judge_changes(query, key, (3, 3)).verdict == verdict
+
+    @pytest.mark.parametrize(
+        ("interval", "verdict"),
+        [((0.011, 0.03), "supported"), ((0.009, 0.03), "mixed"), ((0.0, 0.009), "refuted")],
+    )
+    def test_influence(self, interval, verdict):
+        found = judge_influence(sum(interval) / 2, interval, 0.5, 24)
+        assert (found.verdict, found.numbers["earlier"]) == (verdict, 0.5)
+
+    def test_divisibility(self):
+        assert judge_divisibility([True, True], [True, True]).verdict == "supported"
+        found = judge_divisibility([True, False, False], [True, True, False])
+        assert found.verdict == "refuted"
+        assert list(found.numbers.values()) == [3, 2, 1]
+
+    def test_published_widths(self):
+        found = judge_published({"A": 64, "B": 56}, {"A": 64, "B": 192})
+        assert found.verdict == "refuted" and "B has 192, not 56" in found.reason
+        assert judge_published({"A": 64}, {"A": 64}).verdict == "supported"
+
+    def test_construction(self):
+        assert judge_construction(1e-6, 1e-15, (1, 9)).verdict == "refuted"
+        assert judge_construction(1e-6, 1e-3, (1, 9)).verdict == "supported"
+        assert judge_construction(1e-3, 1e-15, (1, 9)).verdict == "not testable here"
+
     def test_full_width_heads(self):
-        found = judge_full_width()
+        found = judge_full_width(96, 96, 12_288)
         assert found.verdict == "refuted"
         assert found.numbers["total"] == pytest.approx(4.1747e12, rel=1e-4)
         assert found.numbers["total_with_W_O"] == pytest.approx(5.5663e12, rel=1e-4)
-        assert judge_full_width(claimed=4.2e12).verdict == "supported"
-        assert judge_full_width(claimed=4.0e12).verdict == "refuted"
+        assert judge_full_width(96, 96, 12_288, claimed=4.2e12).verdict == "supported"
+        assert judge_full_width(96, 96, 12_288, claimed=4.0e12).verdict == "refuted"
 
     def test_equal_cost(self):
         full = 4 * 42**2
@@ -130,3 +184,53 @@ class TestVerdicts:
         real = adapters.output_weight
         monkeypatch.setattr(adapters, "output_weight", lambda *a: real(*a).flip(0))
         assert concatenation(Measured(model)).verdict == "refuted"
+
+    @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "bert", "deepseek_v3"])
+    def test_uneven_heads_share_one_output_matrix(self, family, tiny):
+        found = construction(Measured(tiny(family)))
+        assert found.verdict == "refuted"
+        assert found.numbers["narrowest"] < found.numbers["widest"]
+
+    def test_uneven_widths_sum_to_the_whole(self):
+        assert uneven_widths(30, 5) == [2, 4, 6, 8, 10]
+        assert sum(uneven_widths(576, 9)) == 576 and len(set(uneven_widths(576, 9))) == 9
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, tmp_path):
+    import wvprobe
+
+    model = tiny(family)
+    written = write_report(model, tmp_path)
+    page, document = written.page.read_text(), json.loads(written.results.read_text())
+    for claim in document["claims"]:
+        if claim["id"] not in MEASURED:
+            continue
+        given = {"wvprobe": wvprobe, "model": model, "text_a": TEXT_A, "text_b": TEXT_B}
+        exec(claim["code"], given)
+        assert given["numbers"], claim["id"]
+        for name, value in given["numbers"].items():
+            expected = claim["numbers"][name]
+            assert float(value) == pytest.approx(expected, rel=1e-6, abs=1e-9), (claim["id"], name)
+        assert claim["flips"] and claim["code"].splitlines()[-1].split("#")[0].strip()
+    assert "first_layer_shares(model, text_a, text_b" in page
+
+
+def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():
+    for claim in CLAIMS:
+        assert (claim.measure is not None) == bool(claim.flips) == bool(claim.code)
+    assert [question.title for question in QUESTIONS][4] == "Why split d_model evenly?"
+
+
+def test_what_an_architecture_does_not_allow_is_not_testable(tiny):
+    claim = next(claim for claim in CLAIMS if claim.id == "2.1")
+    from wvprobe.errors import UnsupportedError
+
+    class Refusing(Measured):
+        @property
+        def first_layer(self):
+            raise UnsupportedError("no such scores. Use others.")
+
+    found = claim.judge(Refusing(tiny("llama")))
+    assert (found.verdict, found.reason) == ("not testable here", "no such scores. Use others.")
+    assert not claim.shown(Refusing(tiny("llama")))

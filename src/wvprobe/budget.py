@@ -1,8 +1,8 @@
 """How published models divide their width among heads."""
 
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -111,11 +111,13 @@ class KnownArchitectures(Result):
 def known_architectures() -> KnownArchitectures:
     """Return the sizes of published models, each with its source."""
     text = resources.files("wvprobe").joinpath(_TABLE).read_text(encoding="utf-8")
-    words = {"name", "note", "source"}
-    kinds = {field.name: str if field.name in words else int for field in fields(HeadBudget)}
-    budgets = [
-        HeadBudget(**{column: kinds[column](value) for column, value in row.items()})
-        for row in csv.DictReader(text.splitlines())
-    ]
+    budgets = [_budget(row) for row in csv.DictReader(text.splitlines())]
     provenance = Provenance.of("published configurations", "")
     return KnownArchitectures(provenance, tuple(sorted(budgets, key=lambda b: b.year or 0)))
+
+
+def _budget(row: Mapping[str, str]) -> HeadBudget:
+    """Return one line of the table: all but three columns are whole numbers."""
+    words = ("name", "note", "source")
+    values: dict[str, Any] = {k: v if k in words else int(v) for k, v in row.items()}
+    return HeadBudget(**values)

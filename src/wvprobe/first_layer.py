@@ -104,7 +104,7 @@ def first_layer_shares(
     tokens = [[layer.token(seen, item, position) for position in at[item]] for item in (0, 1)]
     ids = [[seen.tokens[item][position] for position in at[item]] for item in (0, 1)]
     # Which text each part is taken from: the query's token, the key's token, both positions.
-    worth = {
+    worth: dict[tuple[int, ...], Tensor] = {
         choice: layer.score(tokens[choice[0]][0], tokens[choice[1]][1], *at[choice[2]])
         for choice in product((0, 1), repeat=3)
     }

@@ -126,25 +126,26 @@ def _exchanged(
     """Return the word in a text whose one side is other prose; None where nothing stands there."""
     start, end = span.chars
     before, after = span.text[:start], span.text[end:]
-    old = before if side == "earlier" else after
-    n_words = len(old.split())
-    if not any(character.isalnum() for character in old):
+    if not any(character.isalnum() for character in (before if side == "earlier" else after)):
         return None
     size = len(encode(model, span.text).ids)
-    for attempt in range(_TRIES):
-        # Where words of the prose are shorter or longer than the text's, other counts fit.
-        count = max(1, n_words + (attempt % 5 - 2 if attempt >= _TRIES // 4 else 0))
-        at = int(torch.randint(len(prose) - count, (1,), generator=generator))
-        new = " ".join(prose[at : at + count])
-        text = f"{new} {span.word}{after}" if side == "earlier" else f"{before}{span.word} {new}"
-        chars = (len(new) + 1, len(new) + 1 + len(span.word)) if side == "earlier" else span.chars
-        encoding = encode(model, text)
-        if len(encoding.ids) != size:
-            continue
-        found = word_at(encoding, *chars)
-        if found.tokens == span.tokens:
-            return found
+    for _ in range(_TRIES):
+        at = int(torch.randint(len(prose) - size, (1,), generator=generator))
+        # Word by word until as many tokens stand there, or more, and another place is tried.
+        for count in range(1, size):
+            new = " ".join(prose[at : at + count])
+            if side == "earlier":
+                text, first = f"{new} {span.word}{after}", len(new) + 1
+            else:
+                text, first = f"{before}{span.word} {new}", start
+            encoding = encode(model, text)
+            if len(encoding.ids) < size:
+                continue
+            found = word_at(encoding, first, first + len(span.word))
+            if len(encoding.ids) == size and found.tokens == span.tokens:
+                return found
+            break
     raise InputError(
-        f"no window of {n_words} words of prose has as many tokens as what stands {side} than "
-        f"{span.word!r} in {span.text!r}. Use a shorter text."
+        f"no window of prose has as many tokens as what stands {side} than {span.word!r} in "
+        f"{span.text!r}. Use another text."
     )

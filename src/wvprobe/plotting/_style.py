@@ -3,7 +3,7 @@
 import plotly.graph_objects as go
 
 INK, ACCENT, MUTED, BAD = "#1f2933", "#1f5fa8", "#9aa5b1", "#b3261e"
-STREAM_AXIS = "stream (0: embedding; k: after block k − 1)"
+STREAM_AXIS = "stream (0: embedding)"
 # Room above a plot for a title of two lines; figures with titled panels ask for more.
 TOP, TOP_WITH_PANELS = 85, 130
 

@@ -1,5 +1,7 @@
 """Figures of word pairs and of drifting words."""
 
+from typing import Any
+
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -71,14 +73,38 @@ def _strongest(result: PairScores) -> str:
 
 
 def pair_drift(result: PairDriftResult) -> go.Figure:
-    """The two vectors' cosine over streams, with the bands of same-sense and of random words."""
+    """The two vectors' cosine over streams with the same-sense band, raw and corrected."""
     frame = result.to_frame()
+    titles = ("raw", "corrected: minus the mean of random words")
+    drawn = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.09)
+    for column, corrected in enumerate((False, True), start=1):
+        taken = frame["baseline"] if corrected else 0 * frame["baseline"]
+        for trace in _curves(result, frame, taken):
+            drawn.add_trace(trace.update(showlegend=not corrected), row=1, col=column)
+    drawn.update_xaxes(title_text=STREAM_AXIS)
+    drawn.update_yaxes(range=[-0.35, 1.05])
+    drawn.update_yaxes(title_text="cosine", col=1)
+    drawn.update_annotations(font_size=13)
+    below = int((frame["cosine"] < frame["same_low"]).sum())
+    least = int(frame["cosine"].idxmin())
+    title = (
+        f"“{result.word}” in two texts: cosine {frame['cosine'][0]:.2f} at the embedding, "
+        f"{frame['cosine'][least]:.2f} at stream {least}, {frame['cosine'].iloc[-1]:.2f} at the "
+        f"last;<br>below the same-sense band at {below} of {len(frame)} streams"
+    )
+    return drawn.update_layout(
+        title_text=title, height=470, legend={"orientation": "h", "y": -0.22}, margin_t=105
+    )
+
+
+def _curves(result: PairDriftResult, frame: Any, taken: Any) -> list[go.Scatter]:
+    """Return band, medians and the pair's own curve, with `taken` off all of them."""
     layers = frame["layer"].tolist()
-    drawn = go.Figure()
-    drawn.add_trace(
+    band = (frame["same_high"] - taken).tolist() + (frame["same_low"] - taken).tolist()[::-1]
+    curves = [
         go.Scatter(
             x=layers + layers[::-1],
-            y=frame["same_high"].tolist() + frame["same_low"].tolist()[::-1],
+            y=band,
             fill="toself",
             fillcolor="rgba(154,165,177,0.25)",
             mode="lines",
@@ -86,7 +112,7 @@ def pair_drift(result: PairDriftResult) -> go.Figure:
             hoverinfo="skip",
             name=f"same sense ({result.same_words}), 5th to 95th percentile, n = {result.n_same}",
         )
-    )
+    ]
     lines = {
         "same_median": ("same sense, median", {"color": MUTED}),
         "baseline": (
@@ -97,23 +123,9 @@ def pair_drift(result: PairDriftResult) -> go.Figure:
     }
     for column, (name, line) in lines.items():
         mode = "lines+markers" if column == "cosine" else "lines"
-        drawn.add_trace(
-            go.Scatter(x=layers, y=frame[column].tolist(), mode=mode, line=line, name=name)
-        )
-    below = int((frame["cosine"] < frame["same_low"]).sum())
-    least = int(frame["cosine"].idxmin())
-    title = (
-        f"“{result.word}” in two texts: cosine {frame['cosine'][0]:.2f} at the embedding, "
-        f"{frame['cosine'][least]:.2f} at stream {least}, {frame['cosine'].iloc[-1]:.2f} at the "
-        f"last;<br>below the same-sense band at {below} of {len(frame)} streams"
-    )
-    return drawn.update_layout(
-        title_text=title,
-        height=450,
-        xaxis_title=STREAM_AXIS,
-        yaxis={"title": "cosine", "range": [-0.1, 1.05]},
-        legend={"orientation": "h", "y": -0.22},
-    )
+        y = (frame[column] - taken).tolist()
+        curves.append(go.Scatter(x=layers, y=y, mode=mode, line=line, name=name))
+    return curves
 
 
 def contributions(result: PairContributions) -> go.Figure:

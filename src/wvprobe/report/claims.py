@@ -1,12 +1,15 @@
 """What people claim about attention, the rule each claim is held to, and how it came out.
 
-A claim without a measure is listed as not yet measured. Verdict functions are pure: numbers in,
-verdict out.
+A claim without a measure is listed as not yet measured. Verdict functions live with the claims of
+their question; they are pure: numbers in, verdict out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from wvprobe._types import Result
+from wvprobe.errors import UnsupportedError
 
 Verdict = Literal["supported", "refuted", "mixed", "not testable here", "not yet measured"]
 
@@ -33,18 +36,56 @@ class Finding:
 NOT_YET = Finding("not yet measured", reason="No measure of this version tests it.")
 
 
+class Exhibit(NamedTuple):
+    """A result to be drawn beside a claim, and what its reader should know."""
+
+    result: Result
+    text: str
+
+
+def no_exhibits(_measured: Any) -> Sequence[Exhibit]:
+    """Return nothing to draw."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A claim, its rule with the margin fixed beforehand, and the measure that tests it."""
+    """A claim, its rule with the margin fixed beforehand, and the measure that tests it.
+
+    Attributes:
+        id: question and number.
+        claim: the claim.
+        rule: when it counts as supported.
+        measure: tests it on what was measured of a model; None where nothing does yet.
+        flips: what would turn the verdict, for the reader.
+        code: lines of Python that leave the finding's numbers in ``numbers``; ``model``,
+            ``text_a`` and ``text_b`` are given.
+        exhibits: what to draw beside it.
+    """
 
     id: str
     claim: str
     rule: str
     measure: Callable[[Any], Finding] | None = None
+    flips: str = ""
+    code: str = ""
+    exhibits: Callable[[Any], Sequence[Exhibit]] = no_exhibits
 
-    def judge(self, context: Any) -> Finding:
-        """Measure the claim, or say that nothing does."""
-        return NOT_YET if self.measure is None else self.measure(context)
+    def judge(self, measured: Any) -> Finding:
+        """Measure the claim, or say that nothing does, or why the model does not allow it."""
+        if self.measure is None:
+            return NOT_YET
+        try:
+            return self.measure(measured)
+        except UnsupportedError as refused:
+            return Finding("not testable here", reason=str(refused))
+
+    def shown(self, measured: Any) -> Sequence[Exhibit]:
+        """Return what to draw; nothing where the model does not allow it."""
+        try:
+            return self.exhibits(measured)
+        except UnsupportedError:
+            return ()
 
     def record(self, finding: Finding, model: str) -> dict[str, Any]:
         """Return the claim's entry in results.json."""
@@ -58,100 +99,6 @@ class Claim:
             "n": finding.n,
             "model": model,
             "reason": finding.reason,
+            "flips": self.flips,
+            "code": self.code,
         }
-
-
-def judge_identity(errors: Any, n: int, tolerance: float = 1e-4) -> Finding:
-    """Judge an identity by the errors of all the vectors it was checked on (claim 3.3)."""
-    largest, smallest = float(max(errors)), float(min(errors))
-    holds = largest < tolerance
-    return Finding(
-        "supported" if holds else "refuted",
-        {"largest_error": largest, "tolerance": tolerance},
-        (smallest, largest),
-        n,
-        f"The largest relative error of {n} vectors is {largest:.1e}.",
-    )
-
-
-def judge_full_width(claimed: float = 4.34e12, margin: float = 0.02) -> Finding:
-    """Judge the cost of full-width heads for GPT-3 by arithmetic (claim 5.1).
-
-    GPT-3 (Brown et al. 2020, table 2.1): 96 layers, 96 heads, d_model 12,288.
-    """
-    layers, heads, d_model = 96, 96, 12_288
-    a_layer = 3 * heads * d_model**2
-    total, with_output = layers * a_layer, layers * 4 * heads * d_model**2
-    numbers = {
-        "per_layer": float(a_layer),
-        "total": float(total),
-        "total_with_W_O": float(with_output),
-        "claimed": claimed,
-        "relative_difference": total / claimed - 1,
-    }
-    near = abs(total / claimed - 1) <= margin
-    return Finding(
-        "supported" if near else "refuted",
-        numbers,
-        reason=f"3 · 96 · 12288² is {a_layer / 1e9:.2f} B a layer, {total / 1e12:.2f} T in all "
-        f"({with_output / 1e12:.2f} T with W_O), {total / claimed - 1:+.1%} from the claim.",
-    )
-
-
-def judge_equal_cost(d_model: int, own: int, own_unshared: int) -> Finding:
-    """Judge whether split heads cost what one full-width head costs (claim 5.4).
-
-    Args:
-        d_model: width of the stream.
-        own: attention weights of one layer of the model, biases left out.
-        own_unshared: the same, had every query head a key and a value head of its own.
-    """
-    full = 4 * d_model**2
-    numbers = {
-        "full_width_head": float(full),
-        "model": float(own),
-        "model_with_unshared_heads": float(own_unshared),
-    }
-    if own == full:
-        verdict, why = "supported", "The model's heads cost exactly what one full-width head costs."
-    elif own_unshared == full:
-        verdict = "mixed"
-        why = (
-            f"The arithmetic holds, and the model's heads would cost the same; sharing keys and "
-            f"values makes them {1 - own / full:.0%} cheaper."
-        )
-    else:
-        verdict = "refuted"
-        why = f"The model's heads times d_head are not d_model: {own_unshared / full:.2f} of it."
-    return Finding(verdict, numbers, reason=f"4 · d_model² = {full:,} weights a layer. {why}")
-
-
-def judge_drift(distances: Sequence[float], limits: Sequence[float], n: int) -> Finding:
-    """Judge whether two vectors of a word are different ones after a few layers (claim 2.2).
-
-    Args:
-        distances: by stream, the two vectors' cosine distance.
-        limits: by stream, the 95th percentile of same-sense pairs.
-        n: how many same-sense pairs.
-    """
-    beyond = [distance > limit for distance, limit in zip(distances, limits, strict=True)]
-    start = next((k for k in range(len(beyond)) if all(beyond[k:])), None)
-    numbers = {
-        "streams_beyond": float(sum(beyond)),
-        "streams": float(len(beyond)),
-        "distance_at_the_last": distances[-1],
-        "limit_at_the_last": limits[-1],
-    }
-    if start is not None:
-        verdict, why = "supported", f"from stream {start} on they are further apart."
-        numbers["from_stream"] = float(start)
-    elif any(beyond):
-        verdict = "mixed"
-        why = f"they are further apart at {sum(beyond)} of {len(beyond)} streams, not to the end."
-    else:
-        verdict, why = "refuted", "at no stream are they further apart."
-    reason = (
-        f"Held against the 95th percentile of {n} same-sense pairs, {why} It is one pair of "
-        "sentences; the pairs it is held against also differ in position and length."
-    )
-    return Finding(verdict, numbers, n=n, reason=reason)

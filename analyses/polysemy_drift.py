@@ -1,0 +1,122 @@
+"""How a polysemous token parts ways, from layer to layer, in two sentences and in many."""
+
+# %% [markdown]
+# # How a polysemous token parts ways
+#
+# In "a power bank dropped into the river." and "The river bank is close to here." one token,
+# `bank`, stands for two things. At the embedding its two vectors are the same. This analysis
+# follows them from layer to layer, holds them against sentences in which the word has one and the
+# same sense, and says which heads and MLPs part them.
+#
+# Run it as a script (`python analyses/polysemy_drift.py --model minilm-l6`), or cell by cell in an
+# editor that knows percent cells. `--smoke` takes a small random model and finishes in seconds.
+
+# %%
+import argparse
+import sys
+
+import torch
+
+import wvprobe
+from wvprobe.contextual_drift import drift_baseline
+from wvprobe.first_layer import first_layer_shares
+from wvprobe.influence import context_influence
+from wvprobe.sense_maps import sense_map
+from wvprobe.word_pairs import pair_scores
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--model", default="smollm2-135m", help="anything wvprobe.load takes")
+parser.add_argument("--words", nargs="*", default=["bank", "bat", "spring", "seal", "match"])
+parser.add_argument("--smoke", action="store_true", help="a small random model, for tests")
+# In a notebook the arguments are the kernel's, not this analysis's.
+options = parser.parse_args([] if "ipykernel" in sys.modules else None)
+
+model = wvprobe.load("tiny:llama" if options.smoke else options.model)
+words = options.words[:2] if options.smoke else options.words
+text_a = "a power bank dropped into the river."
+text_b = "The river bank is close to here."
+
+# %% [markdown]
+# ## The two vectors, stream by stream
+#
+# Cosine, raw and minus what random words have in common (Ethayarajh 2019), beside the 5th
+# percentile of pairs in which `bank` has one sense. Below it, the two are further apart than
+# context alone makes them.
+
+# %%
+baseline = drift_baseline(model)
+pair = wvprobe.drift_pair(model, text_a, text_b, word="bank", baseline=baseline)
+columns = ["layer", "cosine", "same_low", "same_median", "cosine_adjusted", "distance"]
+print(pair.to_frame()[columns].round(3).to_string(index=False))
+beyond = pair.to_frame().query("cosine < same_low")["layer"].tolist()
+print(f"below the band of {pair.n_same} same-sense pairs at streams: {beyond or 'none'}")
+pair.figure()
+
+# %% [markdown]
+# ## What drives them apart
+#
+# The difference of the two vectors is an exact sum over everything that wrote them. Shares are
+# taken along the difference, and sum to 1.
+
+# %%
+contributions = pair.contributions
+print(f"\nat stream {contributions.layer} (they sum to {float(contributions.shares.sum()):.6f}):")
+print(contributions.to_frame().head(10).round(3).to_string(index=False))
+contributions.figure()
+
+# %% [markdown]
+# ## Scores of the pair
+#
+# At layer 0 the tokens are the same in both texts, so what differs is position's doing alone.
+# Above, the same pair is scored by other vectors. Gauge-fixed scores can be compared between
+# queries; raw ones cannot.
+
+# %%
+first = first_layer_shares(model, text_a, text_b, query="bank", key="river")
+print("\nlayer 0, bank→river, by head:")
+print(first.to_frame().round(4).to_string(index=False))
+scores = pair_scores(model, [text_a, text_b], "bank", "river")
+strongest = scores.to_frame().sort_values("attention", ascending=False)
+print("\nwhere most attention goes from one to the other:")
+print(strongest.head(5).round(3).to_string(index=False))
+scores.figure()
+
+# %% [markdown]
+# ## What stands before the word, and what after it
+#
+# A decoder masks what lies ahead: `bank` in the first sentence knows nothing of the river.
+
+# %%
+influence = context_influence(model, text_a, word="bank", draws=4 if options.smoke else 24)
+last = influence.to_frame().groupby("side", sort=False).tail(1)
+print("\nrelative change of the last vector when other words stand there:")
+print(last.round(4).to_string(index=False))
+influence.figure()
+
+# %% [markdown]
+# ## Other words
+#
+# How well the senses of each word are told apart at the middle stream, with the interval and with
+# what the same procedure makes of shuffled senses.
+
+# %%
+print("\nword      senses  accuracy  interval        shuffled, 95th percentile")
+for word in words:
+    found = sense_map(model, word)
+    low, high = found.interval
+    print(
+        f"{word:8s}  {len(set(found.senses)):6d}  {found.accuracy:8.2f}  {low:.2f} to {high:.2f}"
+        f"    {found.control[1]:.2f}"
+    )
+sense_map(model, "bank").figure()
+
+# %% [markdown]
+# ## The vectors themselves
+#
+# Everything above is made of these: one vector a stream and text.
+
+# %%
+vectors = wvprobe.capture(model, [text_a, text_b], "stream", words="bank")["stream"]
+print("\nshape of the two vectors [text, stream, d_model]:", list(vectors.shape))
+lengths = torch.linalg.vector_norm(vectors, dim=-1)
+print("their lengths at the last stream:", [round(x, 2) for x in lengths[:, -1].tolist()])

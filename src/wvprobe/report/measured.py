@@ -1,0 +1,47 @@
+"""A model, and what several claims need of it, measured once."""
+
+from functools import cached_property
+from typing import Any
+
+from wvprobe.contextual_drift import PairDriftResult, drift_pair
+from wvprobe.first_layer import FirstLayerShares, first_layer_shares
+from wvprobe.influence import InfluenceResult, context_influence
+from wvprobe.sense_maps import SenseMap, sense_map
+from wvprobe.word_pairs import PairScores, pair_scores
+
+TEXT_A = "a power bank dropped into the river."
+TEXT_B = "The river bank is close to here."
+WORD, OTHER = "bank", "river"
+
+
+class Measured:
+    """A model, and what several claims need of it. Each is measured when first asked for."""
+
+    def __init__(self, model: Any) -> None:
+        """Measure nothing yet."""
+        self.model = model
+
+    @cached_property
+    def bank(self) -> PairDriftResult:
+        """The two 'bank' vectors by stream."""
+        return drift_pair(self.model, TEXT_A, TEXT_B, word=WORD)
+
+    @cached_property
+    def scores(self) -> PairScores:
+        """Scores between the two words, in both directions, in both texts."""
+        return pair_scores(self.model, [TEXT_A, TEXT_B], WORD, OTHER)
+
+    @cached_property
+    def first_layer(self) -> FirstLayerShares:
+        """The layer-0 score from 'bank' to 'river' in both texts, taken apart."""
+        return first_layer_shares(self.model, TEXT_A, TEXT_B, query=WORD, key=OTHER)
+
+    @cached_property
+    def influence(self) -> InfluenceResult:
+        """What the words before and after 'bank' do to its vector in the first text."""
+        return context_influence(self.model, TEXT_A, word=WORD)
+
+    @cached_property
+    def senses(self) -> SenseMap:
+        """The bundled sentences with 'bank', at the middle stream."""
+        return sense_map(self.model, WORD)
