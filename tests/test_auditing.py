@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from wvprobe import adapters
+from wvprobe.adapters import rotation
 from wvprobe.adapters import weights as read
 from wvprobe.auditing import AuditResult, audit, quick_audit
 from wvprobe.errors import AuditError
@@ -19,8 +20,7 @@ def test_tiny_families_pass(family, tiny):
     assert list(frame.columns) == ["identity", "status", "error", "tolerance", "reason"]
     assert result.ok, frame.to_string()
     assert frame["error"].max() < 1e-5
-    held = int((frame["status"] == "ok").sum())
-    assert held >= (5 if family == "deepseek_v3" else 10)
+    assert int((frame["status"] == "ok").sum()) >= 10
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def changed_weights(**change):
     return changed
 
 
-def wrong_base(model, arch, layer, real=read.rotary):
+def wrong_base(model, arch, layer, real=rotation.rotary):
     found = real(model, arch, layer)
     return dataclasses.replace(found, inv_freq=found.inv_freq**0.9)
 
@@ -119,7 +119,7 @@ def test_broken_adapters_are_caught(fault, monkeypatch):
             return real(model, arch, layer).flip(0)
 
         monkeypatch.setattr("wvprobe.adapters.sites.output_weight", broken)
-    monkeypatch.setattr(read, name, broken)
+    monkeypatch.setattr(rotation if name == "rotary" else read, name, broken)
     monkeypatch.setattr(adapters, name, broken)
     result = audit(model)
     assert not result.ok
@@ -131,7 +131,7 @@ def test_broken_adapters_are_caught(fault, monkeypatch):
 
 
 def test_a_missed_fold_is_caught(monkeypatch, tiny):
-    monkeypatch.setattr("wvprobe.heads._fold", lambda norm, weight: weight)
+    monkeypatch.setattr(adapters.Norm, "fold", lambda norm, weight: weight)
     for family in ("gpt2", "llama"):
         failed = [r.identity for r in audit(tiny(family)).identities if r.status == "failed"]
         assert failed == ["folding the norm changes no q, k, v"]

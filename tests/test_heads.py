@@ -209,30 +209,10 @@ def test_rope_scaling_is_read_from_what_turns(parameters, scaling):
     torch.testing.assert_close(pattern, seen["pattern"], rtol=1e-4, atol=1e-5)
 
 
-def test_rotations_that_depend_on_length_are_refused_by_name():
-    parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
-    with pytest.raises(UnsupportedError, match="'dynamic'.*depend on the input's length"):
-        HeadWeights.from_model(tiny_model("llama", rope_parameters=parameters))
-
-
-def test_their_scores_are_the_models_all_the_same():
-    parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
-    model = tiny_model("llama", rope_parameters=parameters)
-    seen = capture(model, TEXT, ["scores", "pattern"])
-    future = torch.ones(seen["scores"].shape[-2:]).triu(1).bool()
-    found = seen["scores"].masked_fill(future, -torch.inf).softmax(-1)
-    torch.testing.assert_close(found, seen["pattern"], rtol=1e-4, atol=1e-6)
-
-
 def test_gemma3_has_two_bases(tiny):
     rotary = HeadWeights.from_model(tiny("gemma3")).rotary
     assert torch.equal(rotary[0].inv_freq, rotary[2].inv_freq)
     assert not torch.equal(rotary[0].inv_freq, rotary[1].inv_freq)
-
-
-def test_latent_attention_is_refused_by_name(tiny):
-    with pytest.raises(UnsupportedError, match="multi-head latent attention.*capture"):
-        HeadWeights.from_model(tiny("deepseek_v3"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wvprobe.activations import capture
-from wvprobe.errors import UnsupportedError, WordError
+from wvprobe.errors import WordError
 from wvprobe.word_pairs import pair_scores
 from wvprobe.words import find_word
 
@@ -39,5 +39,3 @@ def test_a_decoder_masks_what_lies_ahead_and_an_encoder_does_not(tiny):
 def test_wrong_inputs(tiny):
     with pytest.raises(WordError, match="sea"):
         pair_scores(tiny("gpt2"), TEXTS, "bank", "sea")
-    with pytest.raises(UnsupportedError, match="latent"):
-        pair_scores(tiny("deepseek_v3"), TEXTS, "bank", "river")
