@@ -130,7 +130,7 @@ def _check(
     model: Any, module: Any, found: Rotary, seq_len: int, layer_type: tuple[str, ...]
 ) -> None:
     # The last position tells the module the length; far angles are not exact in its float32.
-    at = torch.tensor([0, 1, 5, min(seq_len - 1, 23)], device=found.inv_freq.device)
+    at = torch.tensor([0, 1, 5, 23], device=found.inv_freq.device).clamp(max=seq_len - 1)
     positions = torch.cat((at, at.new_tensor([seq_len - 1])))[None]
     with torch.no_grad():
         like = torch.zeros(1, 5, 1, dtype=torch.float32, device=positions.device)
