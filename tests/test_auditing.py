@@ -105,6 +105,7 @@ BROKEN = {
     "missed soft cap": ("gemma2", "soft_cap", lambda *_: None, PATTERN),
     "missed window": ("mistral", "sliding_window", lambda *_: None, PATTERN),
     "missed norm of queries and keys": ("qwen3", "qk_norms", lambda *_: None, PROJECTIONS),
+    "halves turned for neighbours": ("deepseek_v3", "turns_neighbours", lambda _: False, PATTERN),
     "missed slopes": ("bloom", "alibi_slopes", lambda *_: None, PATTERN),
 }
 
@@ -119,8 +120,9 @@ def test_broken_adapters_are_caught(fault, monkeypatch):
             return real(model, arch, layer).flip(0)
 
         monkeypatch.setattr("wvprobe.adapters.sites.output_weight", broken)
-    monkeypatch.setattr(rotation if name == "rotary" else read, name, broken)
-    monkeypatch.setattr(adapters, name, broken)
+    for home in (read, rotation, adapters):
+        if hasattr(home, name):
+            monkeypatch.setattr(home, name, broken)
     result = audit(model)
     assert not result.ok
     failed = {row.identity for row in result.identities if row.status == "failed"}
@@ -128,6 +130,27 @@ def test_broken_adapters_are_caught(fault, monkeypatch):
     with pytest.raises(AuditError, match="do not reproduce it") as caught:
         quick_audit(model)
     assert any(name in str(caught.value) for name in failed)
+
+
+def unscaled(latent, which, projected, x_hat):
+    return projected
+
+
+def rotary_scaled_too(latent, which, projected, x_hat, real=adapters.Latent.scaled):
+    return real(dataclasses.replace(latent, n_content=projected.shape[-1]), which, projected, x_hat)
+
+
+@pytest.mark.parametrize("broken", [unscaled, rotary_scaled_too])
+def test_wrong_scales_of_latents_are_caught(broken, monkeypatch, tiny):
+    monkeypatch.setattr(adapters.Latent, "scaled", broken)
+    failed = {r.identity for r in audit(tiny("deepseek_v3")).identities if r.status == "failed"}
+    assert {PROJECTIONS, SCORES, PATTERN} <= failed
+
+
+def test_a_latent_that_is_not_folded_is_caught(monkeypatch, tiny):
+    monkeypatch.setattr(adapters.Latent, "folded", lambda latent, _norm: latent)
+    failed = [r.identity for r in audit(tiny("deepseek_v3")).identities if r.status == "failed"]
+    assert failed == ["folding the norm changes no q, k, v"]
 
 
 def test_a_missed_fold_is_caught(monkeypatch, tiny):

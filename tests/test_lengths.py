@@ -182,3 +182,14 @@ def test_a_scaling_of_some_layers_alone_is_refused_by_name():
     model = tiny_model("gemma3", rope_parameters=parameters)
     with pytest.raises(UnsupportedError, match="full_attention layers by 'dynamic'"):
         HeadWeights.from_model(model)
+    # What is captured is the model's own all the same, whatever ran before or beside it.
+    regime = length_regime(model, architecture(model))
+    assert regime(3) != regime(4)
+    model = tiny_model("gemma3", rope_parameters=parameters, max_position_embeddings=ORIGINAL)
+    model.cfg.n_ctx = 31
+    alone = capture(model, MIDDLE, "resid_post")["resid_post"]
+    both = capture(model, [LONG, MIDDLE], "resid_post", words="bank")["resid_post"]
+    again = capture(model, MIDDLE, "resid_post")["resid_post"]
+    assert torch.equal(again, alone)
+    bank = capture(model, MIDDLE, "resid_post", words="bank")["resid_post"]
+    torch.testing.assert_close(both[1], bank[0])

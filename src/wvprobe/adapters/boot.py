@@ -59,8 +59,8 @@ def boot(hf_model: Any, tokenizer: Any, *, name: str, missing: str = "") -> Tran
             f"(model_type {config.model_type!r}): {reason}"
         ) from error
     bridge.cfg.model_name = name
-    if is_dynamic(config):
-        bridge.cfg.n_ctx = context_length(config)
+    if is_dynamic(config):  # whose frequencies are there to go beyond the length in the config
+        bridge.cfg.n_ctx = context_length(config) or 0
     bridge.eval()
     setattr(bridge, _MISSING_HEAD, missing)
     return bridge

@@ -30,8 +30,8 @@ def rotary(model: Any, arch: Architecture, layer: int) -> Rotary | None:
     layer_type = kinds[layer] if kinds else ""
     # Gemma-3 keeps a table for each type of layer, with a base of its own.
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
-    rope_type = getattr(module, "rope_type", "default")
-    kind = str(rope_type[layer_type] if isinstance(rope_type, dict) else rope_type)
+    names = _kinds(module)
+    kind = names.get(layer_type, names.get("", "default"))
     if kind in LENGTH_DEPENDENT:
         if prefix:
             raise UnsupportedError(
@@ -74,10 +74,14 @@ def fresh_rotation(model: Any) -> None:
     inputs beyond the original length, so that a text's numbers would depend on what ran before.
     """
     module = _module(model)
-    kind = getattr(module, "rope_type", None)
-    if kind == "dynamic" and module.max_seq_len_cached > module.original_max_seq_len:
-        module.inv_freq = module.original_inv_freq.to(module.inv_freq.device)
-        module.max_seq_len_cached = module.original_max_seq_len
+    for layer_type, kind in _kinds(module).items():
+        prefix = f"{layer_type}_" if layer_type else ""
+        longest = getattr(module, f"{prefix}max_seq_len_cached", 0)
+        if kind == "dynamic" and longest > module.original_max_seq_len:
+            original = getattr(module, f"{prefix}original_inv_freq")
+            now = getattr(module, f"{prefix}inv_freq")
+            setattr(module, f"{prefix}inv_freq", original.to(now.device))
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def length_regime(model: Any, arch: Architecture) -> Callable[[int], int]:
@@ -85,9 +89,17 @@ def length_regime(model: Any, arch: Architecture) -> Callable[[int], int]:
 
     A batch is turned by the frequencies of its longest text.
     """
-    kind = getattr(_module(model), "rope_type", None)
-    found = rotary(model, arch, 0) if kind in LENGTH_DEPENDENT else None
-    return (lambda _length: 0) if found is None else found.regime
+    kinds = _kinds(_module(model))
+    if not any(kind in LENGTH_DEPENDENT for kind in kinds.values()):
+        return lambda _length: 0
+    found = rotary(model, arch, 0) if len(kinds) == 1 else None
+    return (lambda length: length) if found is None else found.regime
+
+
+def _kinds(module: Any) -> dict[str, str]:
+    """Return the scaling's name by type of layer, "" where one holds for all."""
+    found = getattr(module, "rope_type", "default")
+    return dict(found) if isinstance(found, dict) else {"": str(found)}
 
 
 def _module(model: Any) -> Any:

@@ -69,8 +69,11 @@ def own_fields(
 def _scales(
     scale: float | int | Sequence[float | int] | None, layers: int, d_head: int
 ) -> tuple[float, ...]:
-    scale = d_head**-0.5 if scale is None else scale
-    scales = (scale,) * layers if isinstance(scale, float | int) else tuple(scale)
+    if scale is None:
+        return (d_head**-0.5,) * layers
+    if isinstance(scale, float | int):
+        return (float(scale),) * layers
+    scales = tuple(float(one) for one in scale)
     if len(scales) != layers:
         raise ShapeError(message("scale", f"one number, or {layers} (a layer)", scales))
-    return tuple(float(one) for one in scales)
+    return scales
