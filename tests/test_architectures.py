@@ -25,6 +25,24 @@ COMMON = {
 }
 GPT2 = {"vocab_size": 409, "n_embd": 48, "n_head": 6, "n_layer": 2, "n_positions": 67}
 OPT = {"vocab_size": 409, "hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2}
+MLA = {
+    **{key: value for key, value in COMMON.items() if key != "head_dim"},
+    "num_key_value_heads": 6,
+    "q_lora_rank": 17,
+    "kv_lora_rank": 19,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 7,
+    "v_head_dim": 11,
+}
+EXPERTS = {
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
 BERT = {**OPT, "intermediate_size": 53, "max_position_embeddings": 67}
 
 
@@ -53,10 +71,29 @@ def built(model_type, config, masked=False):
         ("stablelm", {"partial_rotary_factor": 0.5}),
         ("roberta", {"pad_token_id": 2}),  # positions counted from behind the padding index
         ("starcoder2", {}),
+        # Keys and values from a latent; the first turns complex numbers.
+        ("deepseek_v2", {**EXPERTS, "topk_method": "greedy"}),
+        ("deepseek_v2", {**EXPERTS, "topk_method": "greedy", "q_lora_rank": None}),
+        ("glm4_moe_lite", EXPERTS),
+        ("youtu", {}),
+        # Other frequencies beyond 13 tokens.
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 500.0,
+                    "short_factor": [1.0, 1.5, 2.0, 2.5],
+                    "long_factor": [2.0, 3.0, 4.0, 5.0],
+                    "original_max_position_embeddings": 13,
+                }
+            },
+        ),
     ],
 )
 def test_exact(model_type, changes):
     own = {"gpt2": GPT2, "roberta": BERT, "falcon": {**OPT, "bos_token_id": 1, "eos_token_id": 2}}
+    own.update(dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), MLA))
     config = {**own.get(model_type, COMMON), **changes}
     model, tokenizer = built(model_type, config, masked=model_type == "roberta")
     result = audit(wvprobe.load(model, tokenizer=tokenizer))
@@ -67,6 +104,7 @@ REFUSED = {
     # Field line 14: residuals that are scaled, norms after a block.
     "granite": (COMMON, "ScaledResidualBlockBridge"),
     "olmo2": (COMMON, "norms what attention puts out and not what it reads"),
+    "glm_moe_dsa": ({**MLA, **EXPERTS}, "GlmMoeDsaAttentionBridge"),  # looks at few keys
     "gpt_oss": ({**COMMON, "num_local_experts": 4}, "learned attention sinks"),
     "gptj": ({**GPT2, "rotary_dim": 4}, "rotates inside an attention module"),
     "mamba": ({"vocab_size": 409, "hidden_size": 48, "num_hidden_layers": 2}, "SSMBlockBridge"),

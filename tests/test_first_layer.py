@@ -4,16 +4,15 @@ import pytest
 import torch
 
 from wvprobe.activations import capture
-from wvprobe.errors import WordError
+from wvprobe.errors import UnsupportedError, WordError
 from wvprobe.first_layer import first_layer_shares
-from wvprobe.testing import FAMILIES
+from wvprobe.testing import FAMILIES, tiny_model
 
 TEXTS = ("a power bank dropped into the river.", "The river bank is close to here.")
-# Learned positions, ALiBi, rotary (whole, partial, with norms of q and k), post-norm.
-KINDS = [family for family in FAMILIES if family != "deepseek_v3"]
 
 
-@pytest.mark.parametrize("family", KINDS)
+# Learned positions, ALiBi, rotary (whole, partial, with norms of q and k), latents, post-norm.
+@pytest.mark.parametrize("family", FAMILIES)
 def test_scores_are_the_models_and_shares_sum_to_their_difference(family, tiny):
     found = first_layer_shares(tiny(family), *TEXTS, query="bank", key="river")
     assert found.same_tokens
@@ -89,3 +88,16 @@ def test_real_models(smollm2, minilm):
         assert float((found.shares[2].abs() / found.scale).max()) > 1e-2
         assert found.positions[0][0] == found.positions[1][0] == 3
         assert found.queries[1] < 1e-5 < found.keys[1]
+
+
+def test_texts_that_are_rotated_otherwise_are_refused():
+    model = tiny_model(
+        "llama",
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        max_position_embeddings=11,
+    )
+    found = first_layer_shares(model, *TEXTS, query="bank", key="river")
+    assert found.reconstruction_error < 1e-5
+    longer = "The river bank is close to here, and the old boat by the bank is ours."
+    with pytest.raises(UnsupportedError, match="of one length"):
+        first_layer_shares(model, TEXTS[0], longer, query="bank", key="river")

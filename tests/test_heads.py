@@ -1,5 +1,7 @@
 """HeadWeights against the model, dense brute force and TransformerLens."""
 
+import copy
+
 import pytest
 import torch
 
@@ -10,7 +12,6 @@ from wvprobe.errors import InputError, ShapeError, UnsupportedError
 from wvprobe.heads import HeadWeights
 from wvprobe.testing import FAMILIES, tiny_model
 
-HELD = [family for family in FAMILIES if family != "deepseek_v3"]
 TEXT = "The river bank is close to here."
 
 
@@ -27,8 +28,9 @@ def raw(model, sites, layer=1):
     return seen
 
 
-@pytest.fixture(params=HELD)
+@pytest.fixture(params=[family for family in FAMILIES if family != "deepseek_v3"])
 def family(request):
+    """Return each family whose scores are one circuit; test_latent.py has the other."""
     return request.param
 
 
@@ -209,35 +211,102 @@ def test_rope_scaling_is_read_from_what_turns(parameters, scaling):
     torch.testing.assert_close(pattern, seen["pattern"], rtol=1e-4, atol=1e-5)
 
 
-def test_rotations_that_depend_on_length_are_refused_by_name():
-    parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
-    with pytest.raises(UnsupportedError, match="'dynamic'.*depend on the input's length"):
-        HeadWeights.from_model(tiny_model("llama", rope_parameters=parameters))
-
-
-def test_their_scores_are_the_models_all_the_same():
-    parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
-    model = tiny_model("llama", rope_parameters=parameters)
-    seen = capture(model, TEXT, ["scores", "pattern"])
-    future = torch.ones(seen["scores"].shape[-2:]).triu(1).bool()
-    found = seen["scores"].masked_fill(future, -torch.inf).softmax(-1)
-    torch.testing.assert_close(found, seen["pattern"], rtol=1e-4, atol=1e-6)
-
-
 def test_gemma3_has_two_bases(tiny):
     rotary = HeadWeights.from_model(tiny("gemma3")).rotary
     assert torch.equal(rotary[0].inv_freq, rotary[2].inv_freq)
     assert not torch.equal(rotary[0].inv_freq, rotary[1].inv_freq)
 
 
-def test_latent_attention_is_refused_by_name(tiny):
-    with pytest.raises(UnsupportedError, match="multi-head latent attention.*capture"):
-        HeadWeights.from_model(tiny("deepseek_v3"))
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_weights_are_held_in_float32(dtype):
     assert HeadWeights.from_model(tiny_model("qwen2", dtype=dtype)).W_Q.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_learned_positions_and_factors_are_upcast_too(dtype):
+    heads = HeadWeights.from_model(tiny_model("gpt2", dtype=dtype))
+    assert heads.W_pos.dtype == heads.W_E.dtype == heads.W_U.dtype == torch.float32
+    circuit = heads.qk(1, 2)
+    assert circuit.left.dtype == circuit.right_bias.dtype == torch.float32
+    assert circuit.eigenvalues.isfinite().all()  # field line 3: bf16 has no LAPACK
+
+
+def test_float64_stays():
+    heads = HeadWeights.from_model(tiny_model("qwen3", dtype="float64"))
+    factors = (*heads.ov_factors(1), *heads.qk_factors(1, offset=3), heads.W_E, heads.W_U)
+    assert {t.dtype for t in factors} == {torch.float64}
+
+
+def test_one_layer_of_one_head():
+    """Field line 3: leading dimensions of 1."""
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    heads = HeadWeights.from_model(tiny_model("llama", **sizes))
+    assert (heads.n_layers, heads.n_heads, heads.n_kv_heads) == (1, 1, 1)
+    assert heads.ov(0, 0).singular_values.shape == (14,) and heads.qk(0, 0).svd().U.shape == (
+        42,
+        14,
+    )
+    left, right = heads.qk_factors(0, offset=2)
+    assert left.shape == right.shape == (1, 42, 14)
+    assert heads.scores(torch.randn(1, 42), 0).shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "at", "told"),
+    [
+        ("blocks.1.attn.q.weight", (30, 3), "`W_Q` must be finite.*layer 1, head 2. Look"),
+        ("blocks.2.attn.v.weight", (15, 3), "`W_V` must be finite.*layer 2, key-value head 1"),
+        ("blocks.0.attn.o.weight", (3, 80), "`W_O` must be finite.*layer 0, head 5"),
+        ("embed.weight", (77, 3), "`W_E` must be finite.*token 77"),
+        ("unembed.weight", (78, 3), "`W_U` must be finite.*token 78"),
+        ("blocks.1.ln1.weight", (3,), r"weight of blocks\.1\.input_layernorm.* holds NaN"),
+        ("ln_final.weight", (3,), r"weight of ln_final in tiny:llama holds NaN"),
+    ],
+)
+def test_nan_in_a_model_is_named(path, at, told):
+    model = tiny_model("llama")
+    component, _, name = path.rpartition(".")
+    with torch.no_grad():
+        getattr(model.get_submodule(component).original_component, name)[at] = float("nan")
+    with pytest.raises(InputError, match=told):
+        HeadWeights.from_model(model)
+
+
+class ALayerAtATime:
+    """What a field read from disk can do, and nothing else."""
+
+    def __init__(self, tensor):
+        self.tensor, self.shape = tensor, tensor.shape
+        self.dtype, self.device = tensor.dtype, tensor.device
+
+    def __getitem__(self, at):
+        layer, *head = at if isinstance(at, tuple) else (at,)
+        assert isinstance(layer, int) and all(isinstance(h, int) for h in head) and len(head) < 2
+        return self.tensor[at]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "bloom", "deepseek_v3"])
+def test_methods_read_a_layer_at_a_time(family, tiny):
+    """So that an 8-billion-parameter model needs no more memory than one of its layers."""
+    whole = HeadWeights.from_model(tiny(family))
+    lazy = copy.copy(whole)
+    for name in (f"{kind}_{x}" for kind in "Wb" for x in "QKVO"):
+        object.__setattr__(lazy, name, ALayerAtATime(getattr(whole, name)))
+    part = {"part": "rotary"} if whole.latent is not None else {}
+    x = torch.randn(7, whole.d_model)
+
+    def read(heads):
+        yield from (heads.n_layers, heads.n_heads, heads.n_kv_heads, heads.d_model, heads.d_head)
+        yield from (heads.d_head_v, heads.device, heads.kv_head(2))
+        yield from (heads.ov(1, 2).left, heads.qk(1, 2, offset=3, **part).left)
+        yield from (*heads.ov_factors(1), *heads.qk_factors(1, offset=3, **part))
+        yield from (heads.queries(x, 1), heads.keys(x, 1), heads.values(x, 1))
+        yield from (heads.scores(x, 1), heads.pattern(heads.scores(x, 1), 1), heads.W_U)
+        if family == "gpt2":
+            yield heads.qk_between(0, 2, query="token", key="position").left
+
+    for one, other in zip(read(whole), read(lazy), strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 class TestFromTensors:
@@ -290,8 +359,8 @@ class TestFromTensors:
 
     def test_nan_weights_are_named(self):
         given = self.tensors()
-        given["W_V"][0, 0, 0, 0] = float("nan")
-        with pytest.raises(InputError, match="`W_V` must be finite"):
+        given["W_V"][1, 2, 0, 0] = float("nan")
+        with pytest.raises(InputError, match="`W_V` must be finite.*layer 1, key-value head 2"):
             HeadWeights.from_tensors(**given)
 
     def test_heads_and_layers_out_of_range_are_refused(self):

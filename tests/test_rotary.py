@@ -14,17 +14,19 @@ def matrix(rotary, position, d_head):
     planes = len(rotary.inv_freq)
     for plane, frequency in enumerate(rotary.inv_freq):
         i, j = (2 * plane, 2 * plane + 1) if rotary.adjacent else (plane, planes + plane)
+        i, j = rotary.start + i, rotary.start + j
         angle = position * frequency
         out[i, i] = out[j, j] = angle.cos()
         out[i, j], out[j, i] = angle.sin(), -angle.sin()
-    out[: 2 * planes] *= rotary.scaling
+    out[rotary.start : rotary.start + 2 * planes] *= rotary.scaling
     return out
 
 
 @pytest.mark.parametrize("adjacent", [False, True])
-@pytest.mark.parametrize("d_head", [6, 11])  # full, and partial with five dimensions that pass
-def test_rotation_and_relative_rotation(adjacent, d_head):
-    rotary = Rotary(FREQUENCIES, 1.2, adjacent)
+# Full; partial with five dimensions that pass, behind the others or on both sides of them.
+@pytest.mark.parametrize(("d_head", "start"), [(6, 0), (11, 0), (11, 5), (11, 2)])
+def test_rotation_and_relative_rotation(adjacent, d_head, start):
+    rotary = Rotary(FREQUENCIES, 1.2, adjacent, start=start)
     x = torch.randn(5, d_head, dtype=torch.float64)
     for position in (0, 1, 17):
         expected = x @ matrix(rotary, position, d_head)
@@ -43,12 +45,13 @@ def test_positions_broadcast():
     torch.testing.assert_close(turned[1, 4, 2], rotary.rotate(x[1, 4, 2], torch.tensor(4)))
 
 
-def test_tables_of_a_model_give_the_same():
-    rotary = Rotary(FREQUENCIES)
+@pytest.mark.parametrize("start", [0, 5])
+def test_tables_of_a_model_give_the_same(start):
+    rotary = Rotary(FREQUENCIES, start=start)
     x = torch.randn(1, 7, 3, 11, dtype=torch.float64)
     angles = torch.arange(7)[:, None] * FREQUENCIES
     cos, sin = (torch.cat((f(angles),) * 2, dim=-1)[None] for f in (torch.cos, torch.sin))
-    found = rotate_half(x, cos, sin)
+    found = rotate_half(x, cos, sin, start)
     torch.testing.assert_close(found, rotary.rotate(x, torch.arange(7)[:, None]))
 
 

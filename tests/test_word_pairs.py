@@ -8,7 +8,7 @@ import torch
 from wvprobe._sinks import sink_keys
 from wvprobe.activations import capture
 from wvprobe.adapters import architecture, sliding_window
-from wvprobe.errors import UnsupportedError, WordError
+from wvprobe.errors import WordError
 from wvprobe.testing import tiny_model
 from wvprobe.word_pairs import pair_scores
 from wvprobe.words import find_word
@@ -97,5 +97,3 @@ def test_sinks_are_told_by_id_and_by_length():
 def test_wrong_inputs(tiny):
     with pytest.raises(WordError, match="sea"):
         pair_scores(tiny("gpt2"), TEXTS, "bank", "sea")
-    with pytest.raises(UnsupportedError, match="latent"):
-        pair_scores(tiny("deepseek_v3"), TEXTS, "bank", "river")

@@ -76,8 +76,7 @@ class Audit:
     ) -> None:
         self.model, self.arch, self.layers = model, arch, list(layers)
         self.whole = self.layers == list(range(arch.n_layers))
-        weights = (*_WEIGHT_SITES, *_STREAM_SITES)
-        sites = ("z", *_STREAM_SITES) if arch.mla else weights
+        sites = (*_WEIGHT_SITES, *_STREAM_SITES)
         seen = read_sites(model, texts, sites, layers=self.layers)
         self.items = [_Item(seen, item) for item in range(len(texts))]
         self.tolerance = _TOLERANCE[model.cfg.dtype]
@@ -91,7 +90,7 @@ class Audit:
 
     def identities(self) -> list[Identity]:
         """Return every identity that the layers and texts allow."""
-        on_weights = {
+        checks = {
             "norm(x) from the formula = what attention reads": self.norm_formula,
             "x̂ W + b = q, k, v": self.projections,
             "folding the norm changes no q, k, v": self.folding,
@@ -99,23 +98,20 @@ class Audit:
             "x̂ QK(Δ) x̂ᵀ + biases = scores": self.circuit_scores,
             "softmax of masked scores = pattern": self.pattern,
             "Σ pattern x̂ OV + biases = head output": self.ov,
+            "Σ z W_O + b_O = attn_out": self.head_sum,
+            "Σ head_out + b_O's share = attn_added": self.head_out_sum,
         }
-        mla = "queries and keys come through a latent (MLA); HeadWeights does not hold them"
-        rows = [self.row(name, check, mla) for name, check in on_weights.items()]
-        rows.append(self.row("Σ z W_O + b_O = attn_out", self.head_sum))
-        rows.append(self.row("Σ head_out + b_O's share = attn_added", self.head_out_sum))
-        name = "embedding + Σ attn_added + Σ mlp_out = stream"
         if self.whole:
-            rows.append(self.row(name, self.components))
-            rows.append(self.row("final stream W_U + b_U = logits", self.logits))
+            checks["embedding + Σ attn_added + Σ mlp_out = stream"] = self.components
+            checks["final stream W_U + b_U = logits"] = self.logits
         else:
-            rows.append(self.row("resid_pre + attn_added + mlp_out = resid_post", self.block_sum))
-        return rows
+            checks["resid_pre + attn_added + mlp_out = resid_post"] = self.block_sum
+        return [self.row(name, check) for name, check in checks.items()]
 
-    def row(self, name: str, check: Callable[[_Worst], str | None], mla: str = "") -> Identity:
+    def row(self, name: str, check: Callable[[_Worst], str | None]) -> Identity:
         """Run one check; it returns a reason where it does not apply."""
         worst = _Worst()
-        skipped = mla if mla and self.arch.mla else check(worst)
+        skipped = check(worst)
         if skipped:
             return Identity(name, "not applicable", float("nan"), self.tolerance, skipped)
         return _judged(name, worst, self.tolerance)
@@ -195,9 +191,16 @@ class Audit:
     def circuit_score(
         self, heads: HeadWeights, x_hat: Tensor, head: int, query: int, key: int
     ) -> Tensor:
-        """Return one score by its circuit, norms of queries and keys and ALiBi added."""
-        circuit = heads.qk(0, head, offset=query - key)
-        score = circuit.bilinear(x_hat[query], x_hat[key])
+        """Return one score by its circuits, with scales of latents, norms and ALiBi's slope."""
+        here: dict[str, Any] = {"offset": query - key, "seq_len": x_hat.shape[0]}
+        if heads.latent is not None:
+            r_q, r_kv = heads.latent_scales(x_hat, 0)
+            content, rotary = (
+                heads.qk(0, head, **here, part=part).bilinear(x_hat[query], x_hat[key])
+                for part in ("content", "rotary")
+            )
+            return r_q[query] * (r_kv[key] * content + rotary)
+        score = heads.qk(0, head, **here).bilinear(x_hat[query], x_hat[key])
         norms = heads.qk_norms[0]
         if norms is not None:
             kv = heads.kv_head(head)
@@ -218,8 +221,9 @@ class Audit:
         """Attention-weighted OV outputs against z W_O."""
         for row, item, where in self.each():
             heads, x_hat = self.heads(row), item("attn_in", row)
+            r_kv = 1.0 if heads.latent is None else heads.latent_scales(x_hat, 0)[1][:, None]
             for head in range(heads.n_heads):
-                written = heads.ov(0, head).apply(x_hat)
+                written = r_kv * heads.ov(0, head).apply(x_hat)
                 found = item("pattern", row)[head] @ written
                 expected = item("z", row)[:, head] @ heads.W_O[0, head]
                 worst.see(_relative(found, expected), f"{where}, head {head}")
@@ -289,6 +293,7 @@ class Audit:
             return head
         for number, item in enumerate(self.items):
             tokens = torch.tensor([item.tokens], device=self.model.cfg.device)
+            adapters.fresh_rotation(self.model)
             with torch.no_grad():
                 expected = self.model(tokens, return_type="logits")[0].cpu()
             found = _logits(head, item("resid_post", len(self.layers) - 1))
@@ -341,6 +346,9 @@ def invariances(model: Any, arch: Architecture, texts: list[str]) -> list[Identi
         checks[padded] = _last_stream(model, arch, list(singles.tokens))
     else:
         reasons[padded] = f"padding overflows transformers' softmax in {model.cfg.dtype}"
+    regime = adapters.length_regime(model, arch)
+    if len({regime(len(tokens)) for tokens in singles.tokens}) > 1:
+        reasons[padded] = "a batch is turned by the frequencies of its longest text"
     if len(texts) == 1:
         reasons = dict.fromkeys([*checks, padded], "one text makes no batch")
     rows = []

@@ -1,5 +1,7 @@
 """Axes of a model's attention weights, and the check that a set of tensors agrees on them."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,48 @@ HEAD_AXES = {
 }
 
 
-def check_shapes(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Return the size of every axis, or raise ShapeError naming the tensor that disagrees."""
+# How a message names a place along an axis; the other axes are left out.
+_PLACES = {
+    "layer": "layer",
+    "head": "head",
+    "kv_head": "key-value head",
+    "d_vocab": "token",
+    "pos": "position",
+}
+
+
+def check_finite(
+    name: str, tensor: Tensor, axes: Sequence[str], layers: Sequence[int] | None = None
+) -> None:
+    """Raise InputError, saying where, if a tensor holds NaN or infinity.
+
+    Args:
+        name: the tensor's name.
+        tensor: the tensor.
+        axes: the names of its axes.
+        layers: the numbers of the layers on its layer axis; None for 0, 1, …
+    """
+    wrong = ~torch.isfinite(tensor)
+    if not bool(wrong.any()):
+        return
+    first = [int(i) for i in wrong.nonzero()[0]]
+    places = dict(zip(axes, first, strict=True))
+    if layers is not None and "layer" in places:
+        places["layer"] = layers[places["layer"]]
+    where = ", ".join(f"{_PLACES[axis]} {at}" for axis, at in places.items() if axis in _PLACES)
+    hint = f"The first is in {where}. Look at the checkpoint."
+    raise InputError(message(name, "finite", "NaN or infinity", hint))
+
+
+def check_shapes(
+    tensors: Mapping[str, Tensor], layers: Sequence[int] | None = None
+) -> dict[str, int]:
+    """Return the size of every axis, or raise ShapeError naming the tensor that disagrees.
+
+    Args:
+        tensors: tensors by their names in HEAD_AXES.
+        layers: the numbers of the layers on the layer axes; None for 0, 1, …
+    """
     sizes: dict[str, int] = {}
     owner: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -31,8 +73,7 @@ def check_shapes(tensors: dict[str, Tensor]) -> dict[str, int]:
             raise ShapeError(
                 message(name, f"[{', '.join(axes)}]", f"shape {list(tensor.shape)}", hint)
             )
-        if not bool(torch.isfinite(tensor).all()):
-            raise InputError(message(name, "finite", "NaN or infinity", "Look at the checkpoint."))
+        check_finite(name, tensor, axes, layers)
         for axis, size in zip(axes, tensor.shape, strict=True):
             known = sizes.setdefault(axis, size)
             if known != size:

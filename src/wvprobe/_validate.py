@@ -46,6 +46,13 @@ def indices(name: str, values: object, size: int, what: str) -> tuple[int, ...]:
     return checked
 
 
+def length(name: str, value: object) -> int:
+    """Return `value` as an int of at least 1, or raise :class:`InputError`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise InputError(message(name, "an int of at least 1", value))
+    return int(value)
+
+
 def one_of(
     name: str, value: str, known: Sequence[str], error: type[WvprobeError] = InputError
 ) -> str:

@@ -37,6 +37,14 @@ class Circuit:
         right_bias: [..., r]; b_K for QK; None without one, and for OV, whose b_O is the block's.
         head: which head it is, where it is one head of a model.
         offset: Δ = query position − key position that a QK circuit stands for, None unrotated.
+        seq_len: length of the input that a rotation depends on, where it does.
+        part: ``content`` or ``rotary``, one of the two QK circuits of latent attention.
+        slope: ALiBi's slope m of a QK circuit, or None. The score is ``bilinear(x̂_i, x̂_j)`` plus
+            m · j, j the key's position. Between texts compare it only less m · i, where it is
+            bilinear − m · Δ: m · j alone grows with where in a text the two words stand.
+        window: how many tokens back, itself included, a query of the layer sees; None for all.
+        visible: whether a query may look at a key at the offset asked for: False beyond the
+            window, and for a key ahead of a decoder's query. The raw score exists all the same.
     """
 
     kind: Literal["OV", "QK"]
@@ -46,6 +54,11 @@ class Circuit:
     right_bias: Float[Tensor, "*b r"] | None = None
     head: HeadId | None = None
     offset: float | int | None = None
+    seq_len: int | None = None
+    part: str | None = None
+    slope: float | None = None
+    window: int | None = None
+    visible: bool = True
 
     def __post_init__(self) -> None:
         """Check that the factors can be multiplied."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._types import Result
 from wvprobe.activations import Activations, capture
+from wvprobe.errors import UnsupportedError
 from wvprobe.heads import HeadWeights
 from wvprobe.words import find_word
 
@@ -94,11 +95,11 @@ def first_layer_shares(
 
     Raises:
         WordError: a word is not in a text.
-        UnsupportedError: queries and keys cannot be had as matrices of the stream.
+        UnsupportedError: the rotation depends on the texts' lengths, and these differ in it.
     """
     texts = (text_a, text_b)
-    layer = _FirstLayer(model)
     seen = capture(model, texts, ["resid_pre", "scores"], layers=0)
+    layer = _FirstLayer(model, _common_length(model, seen))
     spans = [[find_word(model, text, word) for word in (query, key)] for text in texts]
     at = [(pair[0].tokens[-1], pair[1].tokens[-1]) for pair in spans]
     tokens = [[layer.token(seen, item, position) for position in at[item]] for item in (0, 1)]
@@ -129,12 +130,26 @@ def first_layer_shares(
     )
 
 
+def _common_length(model: Any, seen: Activations) -> int:
+    """Return the length of both texts, where a rotation that depends on it is the same for both."""
+    lengths = [len(tokens) for tokens in seen.tokens]
+    regime = adapters.length_regime(model, adapters.architecture(model))
+    if regime(lengths[0]) != regime(lengths[1]):
+        raise UnsupportedError(
+            f"the texts of {lengths[0]} and {lengths[1]} tokens are rotated by different "
+            f"frequencies in {model.cfg.model_name}, which is neither token nor position. Use "
+            "texts of one length."
+        )
+    return lengths[0]
+
+
 class _FirstLayer:
     """What attention of layer 0 makes of a token at a position."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, length: int) -> None:
         arch = adapters.architecture(model)
         self.heads = HeadWeights.from_model(model)
+        self.length = length  # in tokens; some rotations depend on it
         self.learned = self.heads.W_pos
         self.norm = self.constant = None
         if self.learned is not None:
@@ -170,7 +185,7 @@ class _FirstLayer:
         q, k = self.query(query_token, query_at), self.key(key_token, key_at)
         offset = query_at - key_at
         rotary = self.heads.rotary[0]
-        turned = q if rotary is None else rotary.relative(q, offset)
+        turned = q if rotary is None else rotary.relative(q, offset, self.length)
         score = self.heads.scale[0] * (turned * k).sum(dim=-1)
         # From the query's own position: what ALiBi adds there is constant over keys.
         return score if self.heads.slopes is None else score - self.heads.slopes * offset
@@ -192,7 +207,7 @@ class _FirstLayer:
         if rotary is None:
             return plain, plain
         turned = [
-            rotary.rotate(vector, torch.tensor(position))
+            rotary.rotate(vector, torch.tensor(position), self.length)
             for vector, position in zip(vectors, at, strict=True)
         ]
         return plain, _relative_change(*turned)

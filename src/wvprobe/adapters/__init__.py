@@ -14,8 +14,11 @@ from wvprobe.adapters.boot import (
     weight_hash,
     why_no_head,
 )
+from wvprobe.adapters.effective import effective_embedding
 from wvprobe.adapters.hooks import hook_point, reading, run_backbone, shaped
+from wvprobe.adapters.latent import Latent
 from wvprobe.adapters.parts import head_parts
+from wvprobe.adapters.rotation import fresh_rotation, length_regime, rotary
 from wvprobe.adapters.sites import PAIR_SITES, SITES, Raw, Recipe, layers_of, recipe
 from wvprobe.adapters.structure import Architecture, architecture, embedding_table
 from wvprobe.adapters.weights import (
@@ -33,7 +36,6 @@ from wvprobe.adapters.weights import (
     position_table,
     post_attention_norm,
     qk_norms,
-    rotary,
     score_scale,
     sliding_window,
     soft_cap,
@@ -46,6 +48,7 @@ __all__ = [
     "PAIR_SITES",
     "SITES",
     "Architecture",
+    "Latent",
     "LayerWeights",
     "Norm",
     "Raw",
@@ -58,14 +61,17 @@ __all__ = [
     "boot",
     "canonical_parameters",
     "check_bridge",
+    "effective_embedding",
     "embedding_norm",
     "embedding_scale",
     "embedding_table",
     "final_norm",
+    "fresh_rotation",
     "head_parts",
     "hook_point",
     "layer_weights",
     "layers_of",
+    "length_regime",
     "n_parameters",
     "output_bias",
     "output_weight",

@@ -59,9 +59,26 @@ def boot(hf_model: Any, tokenizer: Any, *, name: str, missing: str = "") -> Tran
             f"(model_type {config.model_type!r}): {reason}"
         ) from error
     bridge.cfg.model_name = name
+    if is_dynamic(config):  # whose frequencies are there to go beyond the length in the config
+        bridge.cfg.n_ctx = context_length(config) or 0
     bridge.eval()
     setattr(bridge, _MISSING_HEAD, missing)
     return bridge
+
+
+def is_dynamic(config: Any) -> bool:
+    """Whether dynamic scaling stretches the rotation for inputs beyond the model's own length."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return parameters.get("rope_type") == "dynamic"
+
+
+def context_length(config: Any) -> int | None:
+    """Return the longest input in tokens, or None where nothing limits it."""
+    for key in ("max_position_embeddings", "n_positions"):
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return int(value * config.rope_parameters["factor"]) if is_dynamic(config) else value
+    return None
 
 
 def check_bridge(model: object) -> None:

@@ -6,18 +6,22 @@ the same thing in all of them, so the table here names the raw hook points.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wvprobe.adapters.rotation import fresh_rotation
 from wvprobe.adapters.structure import Architecture, first_position, has
 from wvprobe.errors import UnsupportedError
 
 # Sites whose hook points give [batch, head, pos, d] instead of [batch, pos, ...].
 _HEADS_FIRST = ("pattern",)
+# What keys of latent attention are made of: their parts from the latent, beside the values, and
+# the latent before its norm, beside the rotary part.
+_LATENT = {"kv_up": "kv_b_proj", "kv_down": "kv_a_proj_with_mqa"}
 
 
 class _Stop(Exception):
@@ -42,6 +46,8 @@ def hook_point(model: Any, arch: Architecture, site: str, layer: int) -> torch.n
         return attention.hook_in
     if site in ("q", "k"):
         return _query_or_key(model, arch, attention, site)
+    if site in ("kv_up", "kv_down"):
+        return getattr(attention, _LATENT[site]).hook_out
     if site == "v":
         return attention.hook_v if arch.mla else attention.v.hook_out
     if site == "z":
@@ -69,10 +75,12 @@ def _resid_mid(model: Any, arch: Architecture, block: Any) -> torch.nn.Module:
 
 def _query_or_key(model: Any, arch: Architecture, attention: Any, site: str) -> torch.nn.Module:
     if arch.mla:
-        raise UnsupportedError(
-            f"{model.cfg.model_name} builds queries and keys from a latent and a rotary part; "
-            f"site {site!r} does not exist before rotation. Use pattern, v, z or attn_out."
-        )
+        if site == "k":
+            raise UnsupportedError(
+                f"{model.cfg.model_name} puts its keys together from a latent and a rotary part, "
+                "so no one hook point has them before rotation. Use capture(model, texts, 'k')."
+            )
+        return (attention.q_b_proj if has(attention, "q_b_proj") else attention.q_proj).hook_out
     if arch.qk_norm:
         return getattr(attention, f"{site}_norm").hook_out
     return getattr(attention, site).hook_out
@@ -100,8 +108,10 @@ def shaped(arch: Architecture, site: str, value: Tensor, batch: int, pos: int) -
         return value.reshape(batch, pos, arch.n_kv_heads, arch.d_head_v)
     if site == "z":
         return value.reshape(batch, pos, arch.n_heads, arch.d_head_v)
-    if site in ("cos", "sin"):
+    if site in ("cos", "sin", "kv_down"):
         return value
+    if site == "kv_up":
+        return value.reshape(batch, pos, arch.n_heads, -1)
     return value.reshape(batch, pos, arch.d_model)
 
 
@@ -142,6 +152,27 @@ def reading(
         pending.clear()
 
 
+@contextmanager
+def replacing(
+    model: Any,
+    arch: Architecture,
+    changes: Mapping[torch.nn.Module, Callable[[Tensor], Tensor]],
+    wanted: tuple[str, int],
+    receive: Callable[[Tensor], None],
+) -> Iterator[None]:
+    """Put other tensors in place of what hook points carry, up to a site that is received."""
+    handles = [
+        point.register_forward_hook(lambda _module, _inputs, value, new=new: new(value))
+        for point, new in changes.items()
+    ]
+    try:
+        with reading(model, arch, [wanted], lambda _site, _layer, value: receive(value)):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
     """Run the model without its head on padded tokens.
 
@@ -152,6 +183,7 @@ def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
             padded batch silently gives other numbers than its sentences alone.
     """
     backbone = model.original_model.base_model
+    fresh_rotation(model)
     known = inspect.signature(backbone.forward).parameters
     arguments: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
     if "position_ids" in known and bool((mask[:, 0] == 0).any()):

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
-from wvprobe._shapes import HEAD_AXES, check_shapes
+from wvprobe._shapes import HEAD_AXES, check_finite, check_shapes
+from wvprobe.adapters import rotation
 from wvprobe.adapters import weights as read
+from wvprobe.adapters.latent import Latent, latent_weights
 from wvprobe.adapters.structure import Architecture, embedding_table
-from wvprobe.errors import UnsupportedError
 
 _PER_LAYER = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 
@@ -23,21 +24,26 @@ def head_parts(
     Without `tables` the embedding is left out, which Gemma's scale and BLOOM's norm copy.
 
     Raises:
-        UnsupportedError: the model's queries and keys are no single matrices of the stream.
+        UnsupportedError: a part of the model is not modelled exactly.
+        InputError: a weight holds NaN or infinity; the message says which, and where.
     """
-    if arch.mla:
-        raise UnsupportedError(
-            f"{model.cfg.model_name} has multi-head latent attention, whose queries and keys are "
-            "not single matrices of the stream; HeadWeights cannot hold them. Use "
-            "capture(model, texts, ['pattern', 'v', 'z', 'attn_out']) instead."
-        )
-    found = [read.layer_weights(model, layer) for layer in layers]
+    found, latent = _layers(model, arch, layers)
     stacked = {name: _stack(found, name, arch) for name in _PER_LAYER}
-    check_shapes(stacked)
+    positions = read.position_table(model, arch)
+    embeddings = {
+        "W_E": _embedding(model, arch) if tables else None,
+        "W_pos": None if positions is None else at_least_float32(positions),
+    }
+    given = {name: table for name, table in embeddings.items() if table is not None}
+    check_shapes({**stacked, **given}, layers)
+    head = read.unembedding(model, arch)
+    if tables and isinstance(head, read.Unembedding):
+        check_finite("W_U", head.weight, ("d_vocab", "d_model"))
     return {
         **stacked,
+        **embeddings,
         "scale": tuple(read.score_scale(model, layer) for layer in layers),
-        "rotary": tuple(read.rotary(model, arch, layer) for layer in layers),
+        "rotary": tuple(rotation.rotary(model, arch, layer) for layer in layers),
         "soft_cap": tuple(read.soft_cap(model, layer) for layer in layers),
         "sliding_window": tuple(read.sliding_window(model, layer) for layer in layers),
         "qk_norms": tuple(read.qk_norms(model, arch, layer) for layer in layers),
@@ -46,11 +52,21 @@ def head_parts(
         "slopes": read.alibi_slopes(model, arch),
         "folded": False,
         "causal": arch.causal,
-        "W_E": _embedding(model, arch) if tables else None,
-        "W_pos": read.position_table(model, arch),
-        "unembedding": read.unembedding(model, arch),
+        "embedding_norm": _norm_of_sum(model, arch),
+        "effective_W_E": None,
+        "latent": latent,
+        "unembedding": head,
         "tokenizer": model.tokenizer,
     }
+
+
+def _layers(
+    model: Any, arch: Architecture, layers: Sequence[int]
+) -> tuple[list[read.LayerWeights], tuple[Latent, ...] | None]:
+    if not arch.mla:
+        return [read.layer_weights(model, layer) for layer in layers], None
+    both = [latent_weights(model, arch, layer) for layer in layers]
+    return [weights for weights, _ in both], tuple(latent for _, latent in both)
 
 
 def _stack(found: list[read.LayerWeights], name: str, arch: Architecture) -> Tensor:
@@ -67,6 +83,11 @@ def _stack(found: list[read.LayerWeights], name: str, arch: Architecture) -> Ten
     }
     like = at_least_float32(found[0].W_Q[:0])
     return like.new_zeros([sizes[axis] for axis in HEAD_AXES[name]])
+
+
+def _norm_of_sum(model: Any, arch: Architecture) -> read.Norm | None:
+    """Return the norm on the sum of token and position (BERT), or None."""
+    return read.embedding_norm(model, arch) if arch.position == "learned" else None
 
 
 def _embedding(model: Any, arch: Architecture) -> Tensor:

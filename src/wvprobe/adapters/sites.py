@@ -16,14 +16,13 @@ from torch import Tensor
 from wvprobe._linalg import at_least_float32
 from wvprobe._rotary import rotate_half
 from wvprobe.adapters.hooks import hook_point
+from wvprobe.adapters.rotation import first_rotated, rotary, turns_neighbours
 from wvprobe.adapters.structure import Architecture
 from wvprobe.adapters.weights import (
     alibi_slopes,
     output_weight,
     post_attention_norm,
-    rotary,
     score_scale,
-    turns_neighbours,
 )
 
 # Site -> axes after [item] or [item, pos]; `stream` has one layer more than the model has blocks.
@@ -84,6 +83,9 @@ def recipe(model: Any, arch: Architecture, site: str, layer: int) -> Recipe:
         return _checked(model, arch, _head_out(model, arch, layer))
     if site == "scores":
         return _checked(model, arch, _scores(model, arch, layer))
+    if site == "k" and arch.mla:
+        inputs, keys = _keys(model, arch, layer)
+        return Recipe(inputs, lambda values, pick: pick(keys(values)))
     source = (site, layer)
     compute = _pick_pairs if site in PAIR_SITES else _pick_one
     return _checked(model, arch, Recipe((source,), partial(compute, source)))
@@ -119,28 +121,48 @@ def _head_out(model: Any, arch: Architecture, layer: int) -> Recipe:
     return Recipe((z_at,) if norm is None else (z_at, out_at), compute)
 
 
+def _keys(
+    model: Any, arch: Architecture, layer: int
+) -> tuple[tuple[Raw, ...], Callable[[Mapping[Raw, Tensor]], Tensor]]:
+    """Return what keys before rotation are made of, and how: [batch, pos, kv_head, d_head]."""
+    if not arch.mla:
+        source = ("k", layer)
+        return (source,), lambda values: values[source]
+    # The content part comes out of the latent, a head each; the rotary part is one for all.
+    up, down, n_content = ("kv_up", layer), ("kv_down", layer), first_rotated(model, arch, layer)
+
+    def keys(values: Mapping[Raw, Tensor]) -> Tensor:
+        content = values[up][..., :n_content]
+        shared = values[down][..., n_content - arch.d_head :]
+        return torch.cat((content, shared[:, :, None].expand(*content.shape[:-1], -1)), dim=-1)
+
+    return (up, down), keys
+
+
 def _scores(model: Any, arch: Architecture, layer: int) -> Recipe:
     """C · q·k (+ slope · key position), before a soft cap, of every pair, masked ones too."""
     scale, slopes = score_scale(model, layer), alibi_slopes(model, arch)
-    # Neighbours are turned by our own tables; elsewhere the model's are read as they run, which
-    # holds for frequencies that depend on the input's length too.
+    # Neighbours are turned by our own tables; elsewhere the model's are read as they run.
     own = rotary(model, arch, layer) if turns_neighbours(model) else None
     tables = arch.position == "rotary" and own is None
-    names = ("q", "k", "cos", "sin") if tables else ("q", "k")
+    start = first_rotated(model, arch, layer)
+    sources, keys_of = _keys(model, arch, layer)
+    q, cos, sin = ("q", layer), ("cos", layer), ("sin", layer)
 
     def compute(values: Mapping[Raw, Tensor], pick: Pick) -> Tensor:
         # In half precision q·k overflows where keys are large, so it is never taken in it.
-        found = [at_least_float32(values[name, layer]) for name in names]
-        queries, keys = found[:2]
+        queries, keys = (at_least_float32(x) for x in (values[q], keys_of(values)))
         positions = torch.arange(keys.shape[1], device=keys.device)
         if tables:
-            queries, keys = (rotate_half(x, found[2], found[3]) for x in (queries, keys))
+            turn = (at_least_float32(values[cos]), at_least_float32(values[sin]), start)
+            queries, keys = (rotate_half(x, *turn) for x in (queries, keys))
         elif own is not None:
-            queries, keys = (own.rotate(x, positions[:, None]) for x in (queries, keys))
+            turn = (positions[:, None], len(positions))
+            queries, keys = (own.rotate(x, *turn) for x in (queries, keys))
         queries = pick(queries).unflatten(2, (arch.n_kv_heads, -1))
         scores = scale * torch.einsum("bpkge,bske->bkgps", queries, keys).flatten(1, 2)
         if slopes is not None:
             scores = scores + slopes.to(scores.dtype)[:, None, None] * positions
         return scores
 
-    return Recipe(tuple((name, layer) for name in names), compute)
+    return Recipe((q, *sources, *((cos, sin) if tables else ())), compute)

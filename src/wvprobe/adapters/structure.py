@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from wvprobe.adapters.boot import check_bridge
+from wvprobe.adapters.boot import check_bridge, context_length
 from wvprobe.errors import UnsupportedError
 
 Wiring = Literal["sequential", "parallel", "post_norm"]
@@ -13,6 +13,7 @@ Wiring = Literal["sequential", "parallel", "post_norm"]
 # Only what has been held against the model's own numbers is let through; see tests.
 _BLOCKS = ("BlockBridge", "ParallelBlockBridge", "BloomBlockBridge", "_OptBlockBridge")
 _MLA_BLOCKS = ("MLABlockBridge",)
+_MLA_ATTENTIONS = ("MLAAttentionBridge",)
 _ATTENTIONS = (
     "AttentionBridge",
     "JointQKVAttentionBridge",
@@ -92,7 +93,7 @@ def architecture(model: Any) -> Architecture:
         d_head=d_head,
         d_head_v=int(raw.v_head_dim) if mla else d_head,
         d_vocab=int(embedding_table(model).shape[0]),
-        n_ctx=_context_length(config),
+        n_ctx=context_length(config),
     )
 
 
@@ -136,7 +137,7 @@ def _checked_blocks(model: Any) -> list[Any]:
 
 def _check_attention(name: str, layer: int, attention: Any, mla: bool) -> None:
     kind = type(attention).__name__
-    if not mla and kind not in _ATTENTIONS:
+    if kind not in (_MLA_ATTENTIONS if mla else _ATTENTIONS):
         raise UnsupportedError(
             f"attention of layer {layer} of {name} is a {kind}, which wvprobe does not model "
             "exactly. Use HeadWeights.from_tensors with weights of your own."
@@ -192,11 +193,3 @@ def _position(model: Any, attention: Any) -> Any:
             "Use HeadWeights.from_tensors with weights of your own."
         )
     return known[kind]
-
-
-def _context_length(config: Any) -> int | None:
-    for key in ("max_position_embeddings", "n_positions"):
-        value = getattr(config, key, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None

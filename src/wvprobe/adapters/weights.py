@@ -7,13 +7,9 @@ import torch
 from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
-from wvprobe._rotary import Rotary
 from wvprobe.adapters.boot import why_no_head
 from wvprobe.adapters.structure import Architecture, first_position, has
-from wvprobe.errors import UnsupportedError
-
-# Scalings whose frequencies change with the length of the input.
-LENGTH_DEPENDENT = ("dynamic", "longrope")
+from wvprobe.errors import InputError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,11 @@ class Norm:
         """Apply the norm to [..., d_model]."""
         out = self.linear(x, self.scale(x))
         return out if self.bias is None else out + self.bias.to(x.dtype)
+
+    def fold(self, weight: Tensor) -> Tensor:
+        """Return weights [..., d_model, d_out] with gain and centring in them."""
+        folded = self.gain.to(weight.dtype)[:, None] * weight
+        return folded - folded.mean(dim=-2, keepdim=True) if self.kind == "layer" else folded
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,10 @@ def norm(model: Any, component: Any) -> Norm:
 
     Raises:
         UnsupportedError: no formula known here does what the module does.
+        InputError: its gain or bias holds NaN or infinity.
     """
     module = component.original_component
+    _check_finite(model, component, module)
     eps = float(getattr(module, "eps", getattr(module, "variance_epsilon", 0.0)))
     weight = getattr(module, "weight", None)
     # OLMo's norm has no gain.
@@ -157,6 +160,17 @@ def norm(model: Any, component: Any) -> Norm:
         f"{model.cfg.model_name} has a {type(module).__name__} that is neither LayerNorm nor "
         "RMSNorm (with gain g or 1 + g); wvprobe does not model it."
     )
+
+
+def _check_finite(model: Any, component: Any, module: Any) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        if not bool(torch.isfinite(parameter).all()):
+            paths = (p for p, part in model.named_modules() if part is component)
+            path = next(paths, "a norm").replace("._original_component", "")
+            raise InputError(
+                f"the {name} of {path} in {model.cfg.model_name} holds NaN or infinity. "
+                "Look at the checkpoint."
+            )
 
 
 def attention_norm(model: Any, arch: Architecture, layer: int) -> Norm | None:
@@ -232,59 +246,6 @@ def alibi_slopes(model: Any, arch: Architecture) -> Tensor | None:
     mask = torch.ones(1, 2, device=model.cfg.device)
     alibi = build_alibi_tensor(mask, arch.n_heads, torch.float32)
     return alibi.reshape(arch.n_heads, 2)[:, 1].clone()
-
-
-def rotary(model: Any, arch: Architecture, layer: int) -> Rotary | None:
-    """Read a layer's rotation from the module that computes it, and hold it against its output.
-
-    The config is not asked: its `rope_theta` may be a default that the model does not use.
-
-    Raises:
-        UnsupportedError: frequencies depend on the input's length, or are not what turns.
-    """
-    if arch.position != "rotary":
-        return None
-    module = model.original_model.base_model.rotary_emb
-    module = getattr(module, "original_component", module)
-    kinds = getattr(model.original_model.config, "layer_types", None)
-    layer_type = kinds[layer] if kinds else ""
-    # Gemma-3 keeps a table for each type of layer, with a base of its own.
-    prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
-    rope_type = getattr(module, "rope_type", "default")
-    kind = str(rope_type[layer_type] if isinstance(rope_type, dict) else rope_type)
-    if kind in LENGTH_DEPENDENT:
-        raise UnsupportedError(
-            f"{model.cfg.model_name} scales its rotation by {kind!r}, whose frequencies depend "
-            "on the input's length; wvprobe does not extract it. Open it with "
-            "load(..., audit=False); capture(model, texts, 'scores') holds there."
-        )
-    inv_freq = getattr(module, f"{prefix}inv_freq").detach().to(torch.float64)
-    scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
-    found = Rotary(inv_freq, scaling, turns_neighbours(model), kind)
-    _check_rotary(model, module, found, (layer_type,) if prefix else ())
-    return found
-
-
-def turns_neighbours(model: Any) -> bool:
-    """Whether a plane of the rotation is made of neighbouring dimensions (Cohere, GLM)."""
-    flags = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
-    return any(bool(getattr(model.cfg, flag, False)) for flag in flags)
-
-
-def _check_rotary(model: Any, module: Any, found: Rotary, layer_type: tuple[str, ...]) -> None:
-    positions = torch.tensor([[0, 1, 5, 23]], device=found.inv_freq.device)
-    with torch.no_grad():
-        like = torch.zeros(1, 4, 1, dtype=torch.float32, device=positions.device)
-        cos, _ = module(like, positions, *layer_type)
-    angles = positions[0].to(torch.float64)[:, None] * found.inv_freq
-    expected = (found.scaling * angles.cos()).to(cos.dtype)
-    interleaved = bool(getattr(model.cfg, "rotary_interleaved_cos_sin", False))
-    planes = cos[0, :, 0::2] if interleaved else cos[0, :, : found.inv_freq.shape[0]]
-    if planes.shape != expected.shape or (planes - expected).abs().max() > 1e-4:
-        raise UnsupportedError(
-            f"{type(module).__name__} of {model.cfg.model_name} does not turn by its own "
-            "inv_freq; wvprobe does not model it."
-        )
 
 
 def embedding_scale(model: Any) -> float:

@@ -72,7 +72,8 @@ def equal_cost(measured: Measured) -> Finding:
     if arch.mla:
         return Finding(
             "not testable here",
-            reason="Multi-head latent attention has no W_Q, W_K and W_V of the stream to count.",
+            reason="Latent attention stores maps down and up, not W_Q, W_K and W_V, which are "
+            "their products: counting those would count weights that are not there.",
         )
     shared = arch.d_model * (arch.d_head + arch.d_head_v)
     queries = arch.n_heads * shared

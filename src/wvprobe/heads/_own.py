@@ -1,0 +1,79 @@
+"""Tensors of anyone's own model, checked and completed to the fields of HeadWeights."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from wvprobe._linalg import at_least_float32
+from wvprobe._rotary import Rotary
+from wvprobe._shapes import HEAD_AXES, check_shapes
+from wvprobe._types import Provenance
+from wvprobe._validate import message
+from wvprobe.adapters import Unembedding
+from wvprobe.errors import ShapeError
+
+_PER_LAYER = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+
+
+def own_fields(
+    given: dict[str, Tensor | None],
+    *,
+    scale: float | int | Sequence[float | int] | None,
+    rotary: Rotary | None,
+    soft_cap: float | int | None,
+    causal: bool,
+    W_U: Tensor | None,
+    tokenizer: Any,
+    name: str,
+) -> dict[str, Any]:
+    """Return every field of HeadWeights; see :meth:`HeadWeights.from_tensors`."""
+    tensors = {k: at_least_float32(t.detach()) for k, t in given.items() if t is not None}
+    sizes = check_shapes(tensors)
+    if sizes["head"] % sizes["kv_head"]:
+        raise ShapeError(
+            f"`W_Q` has {sizes['head']} heads and `W_K` {sizes['kv_head']}: the number of "
+            "query heads must be a multiple of the number of key-value heads."
+        )
+    layers = sizes["layer"]
+    for bias in ("b_Q", "b_K", "b_V", "b_O"):
+        if bias not in tensors:
+            shape = [sizes[axis] for axis in HEAD_AXES[bias]]
+            tensors[bias] = tensors["W_Q"].new_zeros(shape)
+    none = (None,) * layers
+    return {
+        **{k: tensors[k] for k in _PER_LAYER},
+        "scale": _scales(scale, layers, sizes["d_head"]),
+        "rotary": (rotary,) * layers,
+        "soft_cap": (None if soft_cap is None else float(soft_cap),) * layers,
+        "sliding_window": none,
+        "qk_norms": none,
+        "norms": none,
+        "post_norms": none,
+        "slopes": None,
+        "folded": False,
+        "causal": causal,
+        "W_E": tensors.get("W_E"),
+        "W_pos": tensors.get("W_pos"),
+        "embedding_norm": None,
+        "effective_W_E": None,
+        "latent": None,
+        "unembedding": "no W_U was given to from_tensors"
+        if W_U is None
+        else Unembedding(at_least_float32(W_U.detach()).T, None, None),
+        "tokenizer": tokenizer,
+        "provenance": Provenance.of(name, ""),
+    }
+
+
+def _scales(
+    scale: float | int | Sequence[float | int] | None, layers: int, d_head: int
+) -> tuple[float, ...]:
+    if scale is None:
+        return (d_head**-0.5,) * layers
+    if isinstance(scale, float | int):
+        return (float(scale),) * layers
+    scales = tuple(float(one) for one in scale)
+    if len(scales) != layers:
+        raise ShapeError(message("scale", f"one number, or {layers} (a layer)", scales))
+    return scales
