@@ -83,6 +83,59 @@ def read_checkpoint(
     return Checkpoint(model, _own_tokenizer(where, name, options), missing_head)
 
 
+@dataclass(frozen=True)
+class SkeletonRead:
+    """A model without weights, and its tokenizer.
+
+    Attributes:
+        model: a transformers model on the meta device.
+        tokenizer: its tokenizer, or None where the folder has none.
+        boot_tokenizer: the same, or a small one to boot with.
+    """
+
+    model: Any
+    tokenizer: Any
+    boot_tokenizer: Any
+
+
+def read_skeleton(folder: str | Path) -> SkeletonRead:
+    """Build a model of a folder's config on the meta device, where it takes no memory.
+
+    Raises:
+        ModelFileError: there is no config that transformers reads.
+        UnsupportedError: neither a decoder nor an encoder.
+    """
+    where, name, options = Path(folder), str(folder), {"local_files_only": True}
+    try:
+        auto = _auto_class(where, name, options)
+        config = read(AutoConfig, where, **options)
+    except WvprobeError:
+        raise
+    except Exception as error:  # see read_checkpoint
+        raise ModelFileError(
+            f"{name} has no config that transformers reads: {_one_line(error)}"
+        ) from error
+    with quiet_transformers(), torch.device("meta"):
+        model = auto.from_config(config)
+    refuse_quantised(model, name)
+    model.config.architectures = [type(model).__name__]
+    try:
+        tokenizer = _own_tokenizer(where, name, options)
+    except TokenizerError:
+        tokenizer = None
+    return SkeletonRead(model, tokenizer, tokenizer or _placeholder_tokenizer())
+
+
+def _placeholder_tokenizer() -> Any:
+    """Return a tokenizer of one word: a bridge is not booted without any."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    return settled_tokenizer(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"))
+
+
 def read(auto: Any, where: str | Path, **options: Any) -> Any:
     """Return ``auto.from_pretrained(where, **options)`` without transformers' bars and reports.
 

@@ -17,9 +17,16 @@ from wvprobe.adapters.boot import (
 from wvprobe.adapters.effective import effective_embedding
 from wvprobe.adapters.hooks import hook_point, reading, run_backbone, shaped
 from wvprobe.adapters.latent import Latent
-from wvprobe.adapters.parts import head_parts
+from wvprobe.adapters.parts import (
+    PER_LAYER,
+    head_parts,
+    layer_fact_parts,
+    layer_weight_parts,
+    outside_parts,
+)
 from wvprobe.adapters.rotation import fresh_rotation, length_regime, rotary
 from wvprobe.adapters.sites import PAIR_SITES, SITES, Raw, Recipe, layers_of, recipe
+from wvprobe.adapters.skeleton import Skeleton
 from wvprobe.adapters.structure import Architecture, architecture, embedding_table
 from wvprobe.adapters.weights import (
     LayerWeights,
@@ -46,6 +53,7 @@ from wvprobe.adapters.weights import (
 
 __all__ = [
     "PAIR_SITES",
+    "PER_LAYER",
     "SITES",
     "Architecture",
     "Latent",
@@ -53,6 +61,7 @@ __all__ = [
     "Norm",
     "Raw",
     "Recipe",
+    "Skeleton",
     "TransformerBridge",
     "Unembedding",
     "alibi_slopes",
@@ -68,6 +77,9 @@ __all__ = [
     "final_norm",
     "fresh_rotation",
     "head_parts",
+    "layer_fact_parts",
+    "layer_weight_parts",
+    "outside_parts",
     "hook_point",
     "layer_weights",
     "layers_of",

@@ -13,7 +13,7 @@ from wvprobe.adapters import weights as read
 from wvprobe.adapters.latent import Latent, latent_weights
 from wvprobe.adapters.structure import Architecture, embedding_table
 
-_PER_LAYER = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+PER_LAYER = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
 
 
 def head_parts(
@@ -27,21 +27,24 @@ def head_parts(
         UnsupportedError: a part of the model is not modelled exactly.
         InputError: a weight holds NaN or infinity; the message says which, and where.
     """
-    found, latent = _layers(model, arch, layers)
-    stacked = {name: _stack(found, name, arch) for name in _PER_LAYER}
-    positions = read.position_table(model, arch)
-    embeddings = {
-        "W_E": _embedding(model, arch) if tables else None,
-        "W_pos": None if positions is None else at_least_float32(positions),
-    }
-    given = {name: table for name, table in embeddings.items() if table is not None}
-    check_shapes({**stacked, **given}, layers)
-    head = read.unembedding(model, arch)
-    if tables and isinstance(head, read.Unembedding):
-        check_finite("W_U", head.weight, ("d_vocab", "d_model"))
     return {
-        **stacked,
-        **embeddings,
+        **layer_weight_parts(model, arch, layers),
+        **layer_fact_parts(model, arch, layers),
+        **outside_parts(model, arch, tables=tables),
+    }
+
+
+def layer_weight_parts(model: Any, arch: Architecture, layers: Sequence[int]) -> dict[str, Any]:
+    """Return the fields that are weights of layers, stacked, and the latents behind them."""
+    found, latent = _layers(model, arch, layers)
+    stacked = {name: _stack(found, name, arch) for name in PER_LAYER}
+    check_shapes(stacked, layers)
+    return {**stacked, "latent": latent}
+
+
+def layer_fact_parts(model: Any, arch: Architecture, layers: Sequence[int]) -> dict[str, Any]:
+    """Return the fields that hold a number, a norm or a rotation for each layer."""
+    return {
         "scale": tuple(read.score_scale(model, layer) for layer in layers),
         "rotary": tuple(rotation.rotary(model, arch, layer) for layer in layers),
         "soft_cap": tuple(read.soft_cap(model, layer) for layer in layers),
@@ -49,12 +52,32 @@ def head_parts(
         "qk_norms": tuple(read.qk_norms(model, arch, layer) for layer in layers),
         "norms": tuple(read.attention_norm(model, arch, layer) for layer in layers),
         "post_norms": tuple(read.post_attention_norm(model, arch, layer) for layer in layers),
+    }
+
+
+def outside_parts(
+    model: Any, arch: Architecture, *, tables: bool = True, upcast: bool = True
+) -> dict[str, Any]:
+    """Return the fields that belong to no layer: embedding, positions, unembedding, masks.
+
+    Without `upcast` an embedding that enters the stream as it is stored keeps its dtype.
+    """
+    positions = read.position_table(model, arch)
+    embeddings = {
+        "W_E": _embedding(model, arch, upcast) if tables else None,
+        "W_pos": None if positions is None else at_least_float32(positions),
+    }
+    check_shapes({name: table for name, table in embeddings.items() if table is not None})
+    head = read.unembedding(model, arch)
+    if tables and isinstance(head, read.Unembedding):
+        check_finite("W_U", head.weight, ("d_vocab", "d_model"))
+    return {
+        **embeddings,
         "slopes": read.alibi_slopes(model, arch),
         "folded": False,
         "causal": arch.causal,
         "embedding_norm": _norm_of_sum(model, arch),
         "effective_W_E": None,
-        "latent": latent,
         "unembedding": head,
         "tokenizer": model.tokenizer,
     }
@@ -90,10 +113,12 @@ def _norm_of_sum(model: Any, arch: Architecture) -> read.Norm | None:
     return read.embedding_norm(model, arch) if arch.position == "learned" else None
 
 
-def _embedding(model: Any, arch: Architecture) -> Tensor:
-    table = at_least_float32(embedding_table(model).detach())
+def _embedding(model: Any, arch: Architecture, upcast: bool) -> Tensor:
+    table = embedding_table(model).detach()
     scale = read.embedding_scale(model)
-    table = table if scale == 1.0 else table * scale
-    norm = read.embedding_norm(model, arch)
     # With learned positions the norm acts on a sum, and has no meaning on the table alone.
-    return table if norm is None or arch.position == "learned" else norm(table)
+    norm = None if arch.position == "learned" else read.embedding_norm(model, arch)
+    if scale == 1.0 and norm is None:
+        return at_least_float32(table) if upcast else table
+    table = scale * at_least_float32(table)
+    return table if norm is None else norm(table)

@@ -11,6 +11,7 @@ be read from disk when they are asked for; only :meth:`HeadWeights.fold` touches
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from wvprobe import adapters
 from wvprobe._rotary import Rotary
 from wvprobe.heads._forward import HeadForward, LatentScales
 from wvprobe.heads._own import own_fields
+from wvprobe.heads._streamed import streamed_fields
 
 __all__ = ["HeadWeights", "LatentScales"]
 
@@ -105,6 +107,28 @@ class HeadWeights(HeadForward):
             name=name,
         )
         return cls(**fields)
+
+    @classmethod
+    def from_safetensors(cls, folder: str | Path, *, fold_norm: bool = True) -> "HeadWeights":
+        """Read weights from a checkpoint's shards, a layer at a time, with no model in memory.
+
+        ``W_Q``, ``W_K``, ``W_V``, ``W_O``, their biases and `latent` are then read when a layer is
+        asked for (``heads.W_Q[3]``, ``heads.ov(3, 0)``), upcast to float32 and folded; the last
+        two layers are kept. W_E stays in the dtype of the file where the model does not change it.
+        Spectra, composition and overlap run on such weights as on any others. The numbers are
+        those of :meth:`from_model`.
+
+        Args:
+            folder: a folder with a Hugging Face ``config.json`` and safetensors files, of a
+                family that `load` reads.
+            fold_norm: see :meth:`from_model`.
+
+        Raises:
+            InputError: no such folder; a weight holds NaN or infinity (said when it is read).
+            ModelFileError: a file or a tensor is missing, broken, or of another shape.
+            UnsupportedError: the architecture is none that wvprobe models exactly, or quantised.
+        """
+        return cls(**streamed_fields(folder, cls, fold_norm=fold_norm))
 
     def fold(self) -> "HeadWeights":
         """Return the same heads with the norm before attention folded into the weights.

@@ -1,5 +1,6 @@
 """What a model's attention heads are made of, and what follows from it without computing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from wvprobe._types import Provenance
 from wvprobe._validate import index
 from wvprobe.adapters import Latent, Norm, Unembedding
 from wvprobe.errors import UnsupportedError
+from wvprobe.heads._stacks import LayerStack, PerLayer
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ class HeadFields:
         provenance: model and weight hash.
     """
 
-    W_Q: Float[Tensor, "layer head d_model d_head"]
-    W_K: Float[Tensor, "layer kv_head d_model d_head"]
-    W_V: Float[Tensor, "layer kv_head d_model d_head_v"]
-    W_O: Float[Tensor, "layer head d_head_v d_model"]
-    b_Q: Float[Tensor, "layer head d_head"]
-    b_K: Float[Tensor, "layer kv_head d_head"]
-    b_V: Float[Tensor, "layer kv_head d_head_v"]
-    b_O: Float[Tensor, "layer d_model"]
+    W_Q: Float[Tensor, "layer head d_model d_head"] | LayerStack
+    W_K: Float[Tensor, "layer kv_head d_model d_head"] | LayerStack
+    W_V: Float[Tensor, "layer kv_head d_model d_head_v"] | LayerStack
+    W_O: Float[Tensor, "layer head d_head_v d_model"] | LayerStack
+    b_Q: Float[Tensor, "layer head d_head"] | LayerStack
+    b_K: Float[Tensor, "layer kv_head d_head"] | LayerStack
+    b_V: Float[Tensor, "layer kv_head d_head_v"] | LayerStack
+    b_O: Float[Tensor, "layer d_model"] | LayerStack
     scale: tuple[float, ...]
     rotary: tuple[Rotary | None, ...]
     soft_cap: tuple[float | None, ...]
@@ -84,7 +86,7 @@ class HeadFields:
     W_pos: Float[Tensor, "pos d_model"] | None
     embedding_norm: Norm | None
     effective_W_E: Float[Tensor, "d_vocab d_model"] | None
-    latent: tuple[Latent, ...] | None
+    latent: Sequence[Latent] | PerLayer[Latent] | None
     unembedding: Unembedding | str
     tokenizer: Any
     provenance: Provenance
