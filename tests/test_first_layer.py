@@ -94,7 +94,7 @@ def test_texts_that_are_rotated_otherwise_are_refused():
     model = tiny_model(
         "llama",
         rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
-        max_position_embeddings=11,
+        max_position_embeddings=13,
     )
     found = first_layer_shares(model, *TEXTS, query="bank", key="river")
     assert found.reconstruction_error < 1e-5

@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 LEVELS = {
     0: (
         *("errors", "_validate", "_shapes", "_types", "_linalg", "_rotary", "_masks"),
-        *("_statistics", "_progress", "_spelling"),
+        *("_statistics", "_shards", "_progress", "_spelling"),
     ),
     1: ("adapters", "words", "datasets", "circuits", "_tokenizers", "_induction", "_reading"),
     2: ("activations", "heads", "testing", "_packaged"),
