@@ -18,7 +18,17 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 # docs/architecture.md says what lives on each level. A package counts as one module. On the ground
 # floor a module may import those named before it; above, a level's modules do without each other.
 LEVELS = {
-    0: ("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_rotary", "_progress", "_spelling"),
+    0: (
+        "errors",
+        "_validate",
+        "_shapes",
+        "_types",
+        "_linalg",
+        "_metric",
+        "_rotary",
+        "_progress",
+        "_spelling",
+    ),
     1: ("adapters", "words", "datasets", "circuits", "_tokenizers", "_induction", "_reading"),
     2: ("activations", "heads", "testing", "_packaged"),
     3: ("components", "_factors", "_identities", "auditing", "models"),

@@ -286,8 +286,9 @@ def spectra(
         heads: the weights. Norms before attention are part of them where they are folded.
         which: ``OV`` or ``QK``.
         offset: Δ of a rotary model's QK; None leaves the rotation out; ignored by OV.
-        metric: Σ, a covariance of x̂ [d_model, d_model] or [layer, d_model, d_model], float32 or
-            float64: singular values of Σ^½ OV, or of Σ^½ QK Σ^½. A pair (Σ_left, Σ_right), either
+        metric: Σ, a covariance of x̂ [d_model, d_model] or [layer, d_model, d_model], float64 for
+            choice (float32 loses variances below 1e-7 · d_model of the largest): singular values
+            of Σ^½ OV, or of Σ^½ QK Σ^½. A pair (Σ_left, Σ_right), either
             None, weights each side by its own. See ``wvprobe.inputs.input_covariance``.
         part: which of the circuits of a latent attention, where there are two.
         k: how many singular values the column `energy` is the share of.

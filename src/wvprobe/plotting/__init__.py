@@ -10,16 +10,23 @@ from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
 from wvprobe.contextual_drift import DriftBaseline, PairDriftResult
 from wvprobe.errors import InputError
-from wvprobe.plotting import _models, _words
+from wvprobe.inputs import InputResult
+from wvprobe.offsets import OffsetResult
+from wvprobe.plotting import _models, _spectra, _words
 from wvprobe.plotting._style import dressed
+from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
     AuditResult: _models.audit,
     DriftBaseline: _words.baseline,
+    InputResult: _spectra.inputs,
+    OffsetResult: _spectra.offsets,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
+    SingularVectorsResult: _spectra.singular_vectors,
+    SpectraResult: _spectra.spectra,
 }
 
 
