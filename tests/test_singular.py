@@ -152,6 +152,24 @@ def test_vocabulary_eigenvalues_equal_those_of_the_dense_matrix(family):
         assert float(row["vocabulary_positivity"].iloc[0]) == pytest.approx(float(share), abs=1e-6)
 
 
+def test_a_scale_on_the_logits_and_small_tiles_are_taken_in(tiny, monkeypatch):
+    heads = HeadWeights.from_model(tiny("llama"))
+    plain = spectra(heads, "OV").vocabulary_eigenvalues
+    monkeypatch.setattr("wvprobe._factors._TILE", 97)  # the last tile is a short one
+    scaled = replace(heads, unembedding=replace(heads.unembedding, scale=-0.25))
+    found = spectra(scaled, "OV").vocabulary_eigenvalues
+    torch.testing.assert_close(found.sum(-1).real, -0.25 * plain.sum(-1).real, rtol=1e-4, atol=1e-3)
+
+
+def test_values_keep_to_their_heads(tiny):
+    found = spectra(HeadWeights.from_model(tiny("llama")), "QK")
+    frame = found.values_frame()
+    assert len(frame) == 3 * 6 * 14
+    for row in frame.sample(20, random_state=0).to_dict("records"):
+        at = row["layer"], row["head"], row["index"]
+        assert row["value"] == pytest.approx(float(found.singular_values[at]))
+
+
 def test_what_has_no_vocabulary_is_refused_by_name(tiny):
     bert = HeadWeights.from_model(tiny("bert"))
     with pytest.raises(UnsupportedError, match="W_E OV W_U.*tiny:bert has no linear W_U"):
