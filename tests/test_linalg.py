@@ -4,10 +4,19 @@ import pytest
 import torch
 
 from wvprobe._linalg import (
+    degenerate_groups,
+    effective_rank,
+    energy_in_top,
     factored_eigenvalues,
     factored_frobenius_norm,
     factored_singular_values,
     factored_svd,
+    participation_ratio,
+    positivity,
+    round_off,
+    stable_rank,
+    subspace_distance,
+    triangular,
 )
 
 SHAPES = [((), 13, 5, 11), ((1,), 11, 3, 11), ((1, 1), 7, 5, 7), ((2, 3), 13, 5, 13)]
@@ -76,3 +85,56 @@ def test_half_precision_is_upcast(dtype):
     torch.testing.assert_close(
         factored_svd(left, right).S, torch.linalg.svdvals(left.float() @ right.float())[:5]
     )
+
+
+def test_the_triangular_factor_keeps_all_but_the_orientation():
+    left, right = factors((2,), 13, 5, 11)
+    for x in (left, right):  # tall, and wide: 5 × 11 leaves 5 × 11
+        r = triangular(x)
+        assert r.shape == (2, 5, x.shape[-1])
+        torch.testing.assert_close(r.mT @ r, x.mT @ x)
+
+
+def test_measures_do_not_depend_on_scale_and_are_0_where_all_values_are():
+    values = torch.tensor([[4.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    for scale in (1.0, 1e-30, 1e30):  # squares of these leave float32
+        assert stable_rank(scale * values).tolist() == pytest.approx([1.5, 0.0])
+        assert effective_rank(scale * values).tolist() == pytest.approx([2**1.5, 0.0])
+        assert participation_ratio(scale * values).tolist() == pytest.approx([2.0, 0.0])
+        assert energy_in_top(scale * values, 2).tolist() == pytest.approx([5 / 6, 0.0])
+    assert energy_in_top(values, 9).tolist() == [1.0, 0.0]
+    eigenvalues = torch.tensor([[2j, -2j, 1.0], [0.0, 0.0, 0.0]])
+    assert positivity(eigenvalues).tolist() == pytest.approx([1 / 5, 0.0])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 7])
+def test_round_off_tells_values_that_are_there_from_those_that_are_not(rank):
+    left, right = factors((40,), 101, 7, 89, torch.float32)
+    spare = torch.linalg.qr(torch.randn(7, 7, generator=torch.Generator().manual_seed(1))).Q
+    kept = spare[:, :rank] @ spare[:, :rank].T
+    left = left @ kept
+    right = right if rank else kept @ right
+    values = factored_singular_values(left, right)
+    assert ((values > round_off(left, right)[:, None]).sum(dim=-1) == rank).all()
+
+
+def test_groups_are_runs_of_neighbours():
+    values = torch.tensor([9.0, 8.9, 8.8, 5.0, 3.0, 2.95])
+    assert degenerate_groups(values, 0.15) == ((0, 3), (4, 6))
+    assert degenerate_groups(values, 0.01) == ()
+    assert degenerate_groups(values, 9.0) == ((0, 6),)
+    assert degenerate_groups(values[:1], 9.0) == degenerate_groups(values[:0], 9.0) == ()
+
+
+def test_distance_of_subspaces_is_that_of_their_projectors():
+    a, b = (torch.linalg.qr(factors((), 13, 3, 5)[0]).Q, torch.linalg.qr(torch.eye(13)[:, 2:5]).Q)
+    b = b.double()
+    expected = torch.linalg.matrix_norm(a @ a.T - b @ b.T, 2)
+    assert subspace_distance(a, b) == pytest.approx(float(expected))
+    turn = torch.linalg.qr(factors((), 3, 3, 3)[0]).Q
+    assert subspace_distance(a, a @ turn) < 1e-14
+    # A tiny angle, which 1 − cos² would lose.
+    near = torch.linalg.qr(a + 1e-11 * b).Q
+    assert 1e-12 < subspace_distance(a, near) < 1e-10
+    assert subspace_distance(a, a[:, :2]) == 1.0
+    assert subspace_distance(a[:, :0], b[:, :0]) == 0.0

@@ -20,6 +20,7 @@ class Sample(Result):
 
     tensor: torch.Tensor
     complex_one: torch.Tensor
+    complex_pair: torch.Tensor
     by_name: dict[str, torch.Tensor]
     by_head: dict[HeadId, float]
     frame: pandas.DataFrame
@@ -40,6 +41,7 @@ def sample():
         provenance=Provenance.of("a model", "0" * 64, seed=3, layers=(1, 2), ratio=0.5),
         tensor=torch.tensor([1.5, float("nan")], dtype=torch.float64),
         complex_one=torch.tensor([1 + 2j]),
+        complex_pair=torch.tensor([1 + 2j, -3j], dtype=torch.complex128).conj(),
         by_name={"v": torch.arange(6).reshape(2, 3), "a.b": torch.zeros(0)},
         by_head={HeadId(5, 1): -1.25},
         frame=pandas.DataFrame({"layer": [0, 1], "score": [0.1, float("nan")], "t": ["a", "ż"]}),
@@ -57,7 +59,9 @@ def test_a_result_comes_back_as_it_was(sample, tmp_path):
     assert isinstance(next(iter(back.by_head)), HeadId)
     torch.testing.assert_close(back.tensor, sample.tensor, equal_nan=True)
     assert back.tensor.dtype == torch.float64
-    assert torch.equal(back.complex_one, sample.complex_one)
+    for name in ("complex_one", "complex_pair"):
+        assert getattr(back, name).dtype == getattr(sample, name).dtype
+        assert torch.equal(getattr(back, name), getattr(sample, name))
     assert torch.equal(back.by_name["v"], sample.by_name["v"])
     assert back.frame.equals(sample.frame)
     assert isinstance(Result.load(tmp_path / "deep" / "folder"), Sample)

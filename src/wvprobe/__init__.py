@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from wvprobe.errors import WvprobeError as WvprobeError
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.models import load as load
+    from wvprobe.offsets import offset_profile as offset_profile
     from wvprobe.plotting import figure as figure
+    from wvprobe.singular import spectra as spectra
     from wvprobe.words import find_word as find_word
 
     __version__: str
@@ -34,6 +36,8 @@ _HOMES = {
     "find_word": "words",
     "load": "models",
     "load_senses": "datasets",
+    "offset_profile": "offsets",
+    "spectra": "singular",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

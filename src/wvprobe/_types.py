@@ -162,6 +162,9 @@ def _encode(value: Any, key: str, tensors: dict[str, torch.Tensor]) -> Any:
     import numpy
     import pandas
 
+    if isinstance(value, torch.Tensor) and value.is_complex():
+        # safetensors knows one complex type at most, so pairs of reals are written.
+        return {"$complex": _encode(torch.view_as_real(value.resolve_conj()), key, tensors)}
     if isinstance(value, torch.Tensor):
         tensors[key] = value.detach().cpu().contiguous().clone()
         return {"$tensor": key}
@@ -206,6 +209,8 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return value
     if "$tensor" in value:
         return tensors[value["$tensor"]]
+    if "$complex" in value:
+        return torch.view_as_complex(_decode(value["$complex"], tensors))
     if "$frame" in value:
         return pandas.DataFrame(_decode(value["$frame"], tensors))
     if "$named" in value:

@@ -13,9 +13,12 @@ from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDrift
 from wvprobe.errors import InputError
 from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
-from wvprobe.plotting import _contexts, _models, _words
+from wvprobe.inputs import InputResult
+from wvprobe.offsets import OffsetResult
+from wvprobe.plotting import _contexts, _models, _spectra, _words
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
+from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
@@ -29,6 +32,10 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
     SenseMap: _contexts.sense_map,
+    InputResult: _spectra.inputs,
+    OffsetResult: _spectra.offsets,
+    SingularVectorsResult: _spectra.singular_vectors,
+    SpectraResult: _spectra.spectra,
 }
 
 

@@ -1,0 +1,113 @@
+"""Thin factors of a layer's circuits, as functions of whole models read them, and W_U W_E."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wvprobe._linalg import at_least_float32
+from wvprobe._types import Provenance
+from wvprobe._validate import message
+from wvprobe.errors import InputError, UnsupportedError
+from wvprobe.heads import HeadWeights
+
+_TILE = 8192  # vocabulary rows multiplied at a time
+
+
+def check_heads(heads: Any) -> None:
+    """Refuse a model where its weights are meant.
+
+    Raises:
+        InputError: `heads` is no HeadWeights.
+    """
+    if not hasattr(heads, "ov_factors"):
+        hint = "Use HeadWeights.from_model(model)."
+        raise InputError(message("heads", "a HeadWeights", type(heads).__name__, hint))
+
+
+def provenance_of(heads: HeadWeights, **settings: Any) -> Provenance:
+    """Return the provenance of a number computed from weights alone."""
+    source = heads.provenance
+    return Provenance.of(source.model, source.weight_hash, folded=heads.folded, **settings)
+
+
+def layer_factors(
+    heads: HeadWeights,
+    which: str,
+    layer: int,
+    *,
+    offset: float | int | None = 0,
+    seq_len: int | None = None,
+    part: str | None = None,
+) -> tuple[Float[Tensor, "left d_model r"], Float[Tensor, "right d_model r"]]:
+    """Return both factors of a layer's circuits ``left @ right.mT``, [head or kv_head, d_model, r].
+
+    Raises:
+        InputError: weights hold NaN or infinity.
+    """
+    if which == "OV":
+        left, right = heads.ov_factors(layer)
+        right = right.mT
+    else:
+        left, right = heads.qk_factors(layer, offset=offset, seq_len=seq_len, part=part)
+    left, right = at_least_float32(left), at_least_float32(right)
+    for factor in (left, right):
+        if not bool(torch.isfinite(factor).all()):
+            raise InputError(
+                message(f"heads (layer {layer}, {which})", "finite", "NaN or infinity in a weight")
+            )
+    return left, right
+
+
+def paired(
+    left: Float[Tensor, "left m n"], right: Float[Tensor, "right p q"]
+) -> tuple[Float[Tensor, "head m n"], Float[Tensor, "head p q"]]:
+    """Return both factors a query head: those of a key-value head stand for its whole group."""
+    heads = max(left.shape[0], right.shape[0])
+    return (
+        left.repeat_interleave(heads // left.shape[0], dim=0),
+        right.repeat_interleave(heads // right.shape[0], dim=0),
+    )
+
+
+def of_head(factor: Float[Tensor, "some m n"], head: int, n_heads: int) -> Float[Tensor, "m n"]:
+    """Return what one query head has of a factor of :func:`layer_factors`."""
+    return factor[head // (n_heads // factor.shape[0])]
+
+
+def why_no_vocabulary(heads: HeadWeights) -> str:
+    """Return why there is no W_E OV W_U; empty where there is one."""
+    name, head = heads.provenance.model, heads.unembedding
+    if heads.W_E is None:
+        return f"{name} carries no W_E"
+    if isinstance(head, str):
+        return f"{name} has no linear W_U: {head}"
+    if len(heads.W_E) != len(head.weight):
+        return f"{name} embeds {len(heads.W_E)} tokens and predicts {len(head.weight)}"
+    return ""
+
+
+def vocabulary_product(heads: HeadWeights) -> Float[Tensor, "d_model d_model"]:
+    """Return W_U W_E, the final norm folded, from tiles of the vocabulary.
+
+    Eigenvalues of ``W_E A W_U`` (d_vocab × d_vocab) that differ from 0 are those of ``A W_U W_E``,
+    so all that the vocabulary says about any head's is in this one matrix.
+
+    Raises:
+        UnsupportedError: there is no W_E or no linear W_U.
+    """
+    embedding, head = heads.W_E, heads.unembedding
+    if embedding is None or isinstance(head, str) or why_no_vocabulary(heads):
+        raise UnsupportedError(f"W_U W_E cannot be computed: {why_no_vocabulary(heads)}.")
+    total = at_least_float32(embedding.new_zeros(heads.d_model, heads.d_model))
+    for start in range(0, len(embedding), _TILE):
+        rows = slice(start, start + _TILE)
+        tile = at_least_float32(embedding[rows])
+        total += at_least_float32(head.weight[rows]).to(tile.dtype).mT @ tile
+    total = head.scale * total
+    if head.norm is None:
+        return total
+    # Folding acts on d_model alone, so it may come after the sum over the vocabulary.
+    total = head.norm.gain.to(total.dtype)[:, None] * total
+    return total - total.mean(dim=0) if head.norm.kind == "layer" else total
