@@ -58,6 +58,8 @@ class HeadWeights:
         unembedding: see :attr:`W_U`.
         tokenizer: the model's, or None.
         provenance: model and weight hash.
+        embedding_norm: norm on the sum of token and position embeddings (BERT), which `W_E` is
+            without; None where there is none, or where `W_E` has it already (BLOOM).
     """
 
     W_Q: Float[Tensor, "layer head d_model d_head"]
@@ -83,6 +85,7 @@ class HeadWeights:
     unembedding: Unembedding | str
     tokenizer: Any
     provenance: Provenance
+    embedding_norm: Norm | None = None
 
     @classmethod
     def from_model(cls, model: Any, *, fold_norm: bool = True) -> "HeadWeights":

@@ -50,6 +50,8 @@ def head_parts(
         "W_pos": read.position_table(model, arch),
         "unembedding": read.unembedding(model, arch),
         "tokenizer": model.tokenizer,
+        # Elsewhere the norm is part of the table, see _embedding.
+        "embedding_norm": read.embedding_norm(model, arch) if arch.position == "learned" else None,
     }
 
 
