@@ -18,8 +18,27 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 # docs/architecture.md says what lives on each level. A package counts as one module. On the ground
 # floor a module may import those named before it; above, a level's modules do without each other.
 LEVELS = {
-    0: ("errors", "_validate", "_shapes", "_types", "_linalg", "_rotary", "_progress", "_spelling", "_statistics"),
-    1: ("adapters", "words", "datasets", "circuits", "_tokenizers", "_induction", "_reading", "_single_tokens"),
+    0: (
+        "errors",
+        "_validate",
+        "_shapes",
+        "_types",
+        "_linalg",
+        "_rotary",
+        "_progress",
+        "_spelling",
+        "_statistics",
+    ),
+    1: (
+        "adapters",
+        "words",
+        "datasets",
+        "circuits",
+        "_tokenizers",
+        "_induction",
+        "_reading",
+        "_single_tokens",
+    ),
     2: ("activations", "heads", "testing", "_packaged"),
     3: ("components", "_identities", "auditing", "models", "_token_rows"),
     4: ("word_pairs", "contextual_drift", "vocabulary", "copying"),

@@ -100,7 +100,7 @@ def extreme_products(
     right: Float[Tensor, "columns r"],
     k: int,
     *,
-    tile: int = TILE,
+    tile: int | None = None,
     done: Callable[[int], None] | None = None,
 ) -> tuple[Entries, Entries]:
     """Return the k largest and the k smallest entries of ``left @ right.T``, exactly.
@@ -114,12 +114,13 @@ def extreme_products(
         left: factor, [rows, r].
         right: factor, [columns, r].
         k: how many at each end, at least 1.
-        tile: side of a tile.
+        tile: side of a tile; None for `TILE`.
         done: called with the number of rows finished since the last call.
 
     Returns:
         The largest in descending order, and the smallest in ascending order.
     """
+    tile = TILE if tile is None else tile
     count = min(k, left.shape[0] * right.shape[0])
     kept = min(k + _SPARE, left.shape[0] * right.shape[0])
     (left_order, left_norms), (right_order, right_norms) = _by_norm(left), _by_norm(right)

@@ -38,6 +38,8 @@ def set_apart(tokenizer: Any, size: int) -> set[int]:
     apart = set(tokenizer.all_special_ids)
     apart |= {i for i, added in tokenizer.added_tokens_decoder.items() if added.special}
     pieces = tokenizer.convert_ids_to_tokens(list(range(min(size, len(tokenizer)))))
+    # Some tokenizers mark the bytes that they fall back on as special, but text is made of them.
+    apart -= {i for i, piece in enumerate(pieces) if piece is not None and _BYTE.fullmatch(piece)}
     apart |= {i for i, piece in enumerate(pieces) if piece is None or _SPARE.fullmatch(piece)}
     return {i for i in apart if i < size} | set(range(len(tokenizer), size))
 

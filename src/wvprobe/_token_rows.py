@@ -231,5 +231,5 @@ def usable_ids(
     if not special:
         apart = sorted(set_apart(heads.tokenizer, size))
         kept[apart] = False
-        kept &= (table[:size] != 0).any(dim=1).cpu()
+        kept &= torch.linalg.vector_norm(table[:size], torch.inf, dim=1).cpu() != 0
     return kept.nonzero()[:, 0]

@@ -187,7 +187,7 @@ def copying_scores(
                 joined[key] = _joined(table, weight, read, ids)
             values, outputs = heads.ov_factors(layer)
             outputs = written(heads, layer, outputs)
-            scores.append(_eigenvalue_scores(joined[key], values, outputs))
+            scores.append(_eigenvalue_scores(joined[key], values, outputs, layer))
             x_hat = read(at_least_float32(table[ids[sample]]))
             z = heads.values(x_hat.to(values.dtype), layer).movedim(-2, 0)
             group = heads.n_heads // heads.n_kv_heads
@@ -241,10 +241,21 @@ def _joined(
     return total
 
 
-def _eigenvalue_scores(joined: Tensor, values: Tensor, outputs: Tensor) -> Float[Tensor, " head"]:
+def _eigenvalue_scores(
+    joined: Tensor, values: Tensor, outputs: Tensor, layer: int
+) -> Float[Tensor, " head"]:
     """Return Σ Re λ / Σ |λ| of every head of a layer."""
     read = joined.to(values) @ values  # [kv_head, d_model, r], once a key-value head
     read = read.repeat_interleave(len(outputs) // len(values), dim=0)
+    if not (bool(torch.isfinite(read).all()) and bool(torch.isfinite(outputs).all())):
+        raise InputError(
+            message(
+                f"W_V and W_O of layer {layer}",
+                "finite",
+                "NaN or infinity",
+                "Look at the checkpoint.",
+            )
+        )
     eigenvalues = factored_eigenvalues(read, outputs.to(read.dtype)).cpu()
     return eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)
 
@@ -263,19 +274,21 @@ def _own_above_others(
     Logits are made a tile of rows × TILE tokens at a time, and each tile serves both.
     """
     picked = sample, sample.roll(1)
-    reference = [_logits_at(z, outputs, weight[ids[at]]) for at in picked]
+    reference = [_logits_at(z, outputs, weight[ids[at]])[..., None] for at in picked]
     balance = torch.zeros(2, *z.shape[:2], dtype=torch.float64)
     for start in range(0, len(ids), TILE):
         chunk = at_least_float32(weight[ids[start : start + TILE]]).to(outputs.dtype)
+        # The token itself must tie with itself, which rounding would not grant.
+        inside = [((at >= start) & (at < start + len(chunk))).nonzero()[:, 0] for at in picked]
         columns = chunk @ outputs.mT  # [head, token, r]
+        difference = z.new_empty(z.shape[1], len(chunk))
         for head in range(len(z)):
             tile = z[head] @ columns[head].T
-            for which, at in enumerate(picked):
+            for which, (at, here) in enumerate(zip(picked, inside, strict=True)):
                 own = reference[which][head]
-                # The token itself must tie with itself, which rounding would not grant.
-                here = ((at >= start) & (at < start + len(chunk))).nonzero()[:, 0]
-                tile[here, at[here] - start] = own[here]
-                balance[which, head] += (own[:, None] - tile).sign_().sum(dim=1).cpu()
+                torch.sub(own, tile, out=difference)
+                difference[here, at[here] - start] = 0
+                balance[which, head] += difference.sign_().sum(dim=1).cpu()
         done(1)
     return balance
 

@@ -10,7 +10,7 @@ and W_E W_QK W_Eᵀ as maps from tokens to tokens. Exact over the whole vocabula
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -52,6 +52,7 @@ class TopTokensResult(Result):
         left_out: what stands between these scores and a model run, one phrase each.
         n_targets: number of tokens that `ids` were chosen from.
         skipped: the words of a word list that are no single tokens.
+        pairs: whether the strongest pairs of all tokens were sought.
     """
 
     scores: Float[Tensor, "side rank"]
@@ -69,6 +70,7 @@ class TopTokensResult(Result):
     left_out: tuple[str, ...]
     n_targets: int
     skipped: tuple[str, ...]
+    pairs: bool
 
     AXES: ClassVar = {
         "scores": ("side", "rank"),
@@ -102,7 +104,7 @@ class TopTokensResult(Result):
 
 def top_tokens(
     heads: HeadWeights,
-    kind: Literal["OV", "QK"],
+    kind: str,
     layer: int,
     head: int,
     token: str | int | None = None,
@@ -220,6 +222,7 @@ def top_tokens(
         left_out=_left_out(heads, kind, layer, head, offset, embedding, normalize),
         n_targets=len(targets),
         skipped=() if chosen is None else chosen[1],
+        pairs=token is None and direction is None,
     )
 
 

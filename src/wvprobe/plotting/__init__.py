@@ -9,17 +9,21 @@ from wvprobe._types import Result
 from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
 from wvprobe.contextual_drift import DriftBaseline, PairDriftResult
+from wvprobe.copying import CopyingResult
 from wvprobe.errors import InputError
-from wvprobe.plotting import _models, _words
+from wvprobe.plotting import _models, _vocabulary, _words
 from wvprobe.plotting._style import dressed
+from wvprobe.vocabulary import TopTokensResult
 from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
     AuditResult: _models.audit,
+    CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
+    TopTokensResult: _vocabulary.top_tokens,
 }
 
 
