@@ -166,6 +166,7 @@ def test_frame_saving_and_figure(tmp_path):
     drawn = found.figure()
     assert [(trace.zmin, trace.zmax) for trace in drawn.data] == [(-1, 1), (-0.5, 0.5)]
     assert drawn.data[1].z[4][1] == pytest.approx(float(found.rank[1, 4]) - 0.5)
+    assert list(drawn.data[0].x) == ["0", "2"]  # layer 1, which was not asked for, takes no room
     best = frame.sort_values("rank").iloc[-1:]
     named = f"L{best['layer'].item()}H{best['head'].item()} ranks a token's own logit highest"
     assert named in drawn.layout.title.text

@@ -493,6 +493,7 @@ def test_frame_saving_and_figure(tiny, tmp_path):
     low, high = drawn.layout.xaxis.range
     assert low == -high
     assert "L1H2 OV" in drawn.layout.title.text and "“ river”" in drawn.layout.title.text
+    assert "left out: what layers up to 0 add" in drawn.layout.xaxis.title.text
     pairs = top_tokens(heads, "QK", 1, 2, k=4, progress=False).figure()
     assert " → “" in pairs.layout.yaxis.ticktext[0]
     vector = top_tokens(heads, "QK", 1, 2, direction=torch.ones(35)).figure()

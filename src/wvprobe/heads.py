@@ -176,6 +176,7 @@ class HeadWeights:
             else Unembedding(at_least_float32(W_U.detach()).T, None, None),
             tokenizer=tokenizer,
             provenance=Provenance.of(name, ""),
+            embedding_norm=None,
         )
 
     @property

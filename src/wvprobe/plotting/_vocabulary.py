@@ -34,9 +34,12 @@ def top_tokens(result: TopTokensResult) -> go.Figure:
         places += list(at)
         labels += shown
     bound = float(result.scores.abs().max()) if ranks else 1.0
-    drawn.update_xaxes(title_text=escape(result.unit), range=[-1.05 * bound, 1.05 * bound])
+    unit = escape(result.unit)
+    if result.left_out:
+        unit += f"<br><i>left out: {escape('; '.join(result.left_out), quote=False)}</i>"
+    drawn.update_xaxes(title_text=unit, range=[-1.05 * bound, 1.05 * bound], title_font_size=13)
     drawn.update_yaxes(tickvals=places, ticktext=labels, autorange="reversed", automargin=True)
-    height = 160 + 2 * 22 * max(ranks, 1)
+    height = 190 + 2 * 22 * max(ranks, 1)
     return drawn.update_layout(title_text=_finding(result), height=height, showlegend=False)
 
 
@@ -75,10 +78,11 @@ def copying(result: CopyingResult) -> go.Figure:
         ("eigenvalue score Σ Re λ / Σ |λ|", result.eigenvalue_score, 1.0, 0.46),
         ("mean rank of the token's own logit, less chance", result.rank - 0.5, 0.5, 1.0),
     )
+    names = [str(layer) for layer in result.layers]
     drawn = make_subplots(1, 2, subplot_titles=[name for name, *_ in maps])
     for column, (_, values, bound, bar_at) in enumerate(maps, start=1):
         heat = go.Heatmap(
-            x=list(result.layers),
+            x=names,
             # Plotly leaves a place without a number blank, but takes no NaN.
             z=[[None if v != v else v for v in row] for row in values.T.tolist()],
             zmin=-bound,
@@ -89,8 +93,11 @@ def copying(result: CopyingResult) -> go.Figure:
             hovertemplate="layer %{x}, head %{y}<br>%{z:.3f}<extra></extra>",
         )
         drawn.add_trace(heat, row=1, col=column)
-    drawn.update_xaxes(title_text="layer", dtick=max(1, len(result.layers) // 10))
-    drawn.update_yaxes(title_text="head", dtick=max(1, values.shape[1] // 6))
+    # Categories, since the layers chosen need not follow one another.
+    every = max(1, len(names) // 10)
+    drawn.update_xaxes(title_text="layer", type="category", tickvals=names[::every])
+    drawn.update_yaxes(dtick=max(1, result.rank.shape[1] // 6))
+    drawn.update_yaxes(title_text="head", col=1)
     drawn.update_layout(xaxis_domain=[0, 0.45], xaxis2_domain=[0.55, 0.99])
     most, least = (_head_at(result, int(at)) for at in (result.rank.argmax(), result.rank.argmin()))
     title = (
