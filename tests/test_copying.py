@@ -188,10 +188,24 @@ def test_refusals():
     broken = dataclasses.replace(heads, W_E=heads.W_E * torch.nan)
     with pytest.raises(InputError, match="`W_E and W_U` must be finite"):
         copying_scores(broken)
-    value = heads.W_V.clone()
-    value[0, 1, 0, 0] = torch.nan
-    with pytest.raises(InputError, match="W_V and W_O of layer 0` must be finite"):
-        copying_scores(dataclasses.replace(heads, W_V=value))
+    for name in ("W_V", "b_V", "W_O"):
+        weight = getattr(heads, name).clone()
+        weight[0, 1] = torch.nan
+        with pytest.raises(InputError, match="W_V, b_V and W_O of layer 0` must be finite"):
+            copying_scores(dataclasses.replace(heads, **{name: weight}))
+
+
+def test_the_embedding_after_the_first_mlp():
+    heads = HeadWeights.from_model(tiny_model("llama", dtype="float64"))
+    effective = torch.randn(409, heads.d_model, dtype=torch.float64)
+    object.__setattr__(heads, "effective_W_E", effective)
+    found = copying_scores(heads, rows=20, embedding="mlp0", progress=False)
+    assert found.layers == (1, 2) and found.embedding == "mlp0"
+    x_hat, ids = heads.normalize(effective, 2), usable(heads)
+    expected = dense_eigenvalue_score(heads, 2, 4, x_hat, ids)
+    assert float(found.eigenvalue_score[1, 4]) == pytest.approx(expected, abs=1e-8)
+    with pytest.raises(InputError, match="'W_E' at layer 0"):
+        copying_scores(heads, layers=0, embedding="mlp0")
 
 
 @pytest.mark.real_model

@@ -162,7 +162,8 @@ def copying_scores(
     Raises:
         UnsupportedError: the model has no linear head, no W_E, or no stored embedding of the
             kind asked for.
-        InputError: a layer is out of range; fewer than two rows; weights with NaN.
+        InputError: a layer is out of range, or 0 with ``mlp0``; fewer than two rows; weights
+            with NaN.
     """
     # Folded gains differ by layer; unfolded ones would make W_U W_E differ too.
     heads = heads.fold() if normalize else heads
@@ -187,7 +188,8 @@ def copying_scores(
                 joined[key] = _joined(table, weight, read, ids)
             values, outputs = heads.ov_factors(layer)
             outputs = written(heads, layer, outputs)
-            scores.append(_eigenvalue_scores(joined[key], values, outputs, layer))
+            _check_finite(layer, values, heads.b_V[layer], outputs)
+            scores.append(_eigenvalue_scores(joined[key], values, outputs))
             x_hat = read(at_least_float32(table[ids[sample]]))
             z = heads.values(x_hat.to(values.dtype), layer).movedim(-2, 0)
             group = heads.n_heads // heads.n_kv_heads
@@ -235,27 +237,21 @@ def _joined(
         unembedded = at_least_float32(weight[chunk]).to(x_hat.dtype)
         total += (unembedded.T @ x_hat).cpu()
     if not bool(torch.isfinite(total).all()):
-        raise InputError(
-            message("W_E and W_U", "finite", "NaN or infinity", "Look at the checkpoint.")
-        )
+        hint = "Look at the checkpoint."
+        raise InputError(message("W_E and W_U", "finite", "NaN or infinity", hint))
     return total
 
 
-def _eigenvalue_scores(
-    joined: Tensor, values: Tensor, outputs: Tensor, layer: int
-) -> Float[Tensor, " head"]:
+def _check_finite(layer: int, *weights: Tensor) -> None:
+    if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+        name = f"W_V, b_V and W_O of layer {layer}"
+        raise InputError(message(name, "finite", "NaN or infinity", "Look at the checkpoint."))
+
+
+def _eigenvalue_scores(joined: Tensor, values: Tensor, outputs: Tensor) -> Float[Tensor, " head"]:
     """Return Σ Re λ / Σ |λ| of every head of a layer."""
     read = joined.to(values) @ values  # [kv_head, d_model, r], once a key-value head
     read = read.repeat_interleave(len(outputs) // len(values), dim=0)
-    if not (bool(torch.isfinite(read).all()) and bool(torch.isfinite(outputs).all())):
-        raise InputError(
-            message(
-                f"W_V and W_O of layer {layer}",
-                "finite",
-                "NaN or infinity",
-                "Look at the checkpoint.",
-            )
-        )
     eigenvalues = factored_eigenvalues(read, outputs.to(read.dtype)).cpu()
     return eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)
 
