@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from wvprobe._statistics import mean_interval, wilson_interval
 from wvprobe.activations import capture
 from wvprobe.errors import InputError, WordError
 from wvprobe.influence import context_influence
@@ -49,21 +48,3 @@ def test_wrong_inputs(tiny):
         context_influence(tiny("llama"), TEXT, word="sea")
     with pytest.raises(InputError, match="at least 2"):
         context_influence(tiny("llama"), TEXT, word="bank", draws=1)
-
-
-def test_interval_of_a_mean_against_the_normal_one():
-    values = torch.randn(400, 3, generator=torch.Generator().manual_seed(0)) + torch.tensor(
-        [0.0, 1.0, 5.0]
-    )
-    low, high = mean_interval(values)
-    half = 1.96 * values.std(dim=0) / 20
-    torch.testing.assert_close(low, (values.mean(0) - half).double(), atol=0.02, rtol=0)
-    torch.testing.assert_close(high, (values.mean(0) + half).double(), atol=0.02, rtol=0)
-    assert torch.equal(mean_interval(values[:, 0])[0], mean_interval(values[:, 0])[0])
-
-
-def test_interval_of_a_share_as_published():
-    """Newcombe 1998, table I: 81 of 263 gives .2553 to .3662; 0 of 20 gives 0 to .1611."""
-    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-    assert wilson_interval(20, 20)[1] == 1.0

@@ -19,15 +19,18 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 # floor a module may import those named before it; above, a level's modules do without each other.
 LEVELS = {
     0: (
-        *("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_rotary", "_masks"),
-        *("_statistics", "_shards", "_progress", "_spelling"),
+        *("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_extremes"),
+        *("_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
     ),
-    1: ("adapters", "words", "datasets", "circuits", "_tokenizers", "_induction", "_reading"),
+    1: (
+        *("adapters", "words", "datasets", "circuits"),
+        *("_tokenizers", "_induction", "_reading", "_single_tokens"),
+    ),
     2: ("activations", "heads", "testing", "_packaged"),
-    3: ("_sinks", "components", "_factors", "_identities", "auditing", "models"),
+    3: ("_sinks", "components", "_factors", "_token_rows", "_identities", "auditing", "models"),
     4: (
         *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
-        *("singular", "offsets", "inputs"),
+        *("singular", "offsets", "inputs", "vocabulary", "copying"),
     ),
     5: ("plotting", "report"),
     6: ("cli",),

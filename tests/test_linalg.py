@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from wvprobe._extremes import extreme_products
 from wvprobe._linalg import (
     degenerate_groups,
     effective_rank,
@@ -138,3 +139,57 @@ def test_distance_of_subspaces_is_that_of_their_projectors():
     assert 1e-12 < subspace_distance(a, near) < 1e-10
     assert subspace_distance(a, a[:, :2]) == 1.0
     assert subspace_distance(a[:, :0], b[:, :0]) == 0.0
+
+
+@pytest.mark.parametrize("tile", [1, 7, 64, 1024])
+@pytest.mark.parametrize("shape", [(1, 97), (83, 1), (83, 97), (1, 1)])
+def test_extreme_products_equal_a_sorted_dense_product(shape, tile):
+    left, right = factors((), shape[0], 5, shape[1])
+    dense = (left @ right).flatten()
+    done = []
+    for ends in (extreme_products(left, right.T.contiguous(), 11, tile=tile, done=done.append),):
+        for end, signed in zip(ends, (dense, -dense), strict=True):
+            best = signed.topk(min(11, len(signed)))
+            assert torch.equal(end.rows * shape[1] + end.columns, best.indices)
+            torch.testing.assert_close(end.values, dense[best.indices], rtol=1e-12, atol=1e-12)
+    assert sum(done) == shape[0]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_search_leaves_out_what_norms_rule_out(alike, monkeypatch):
+    """Of 225 tiles all are looked at where rows are of one length, few where they are not."""
+    left, right = (torch.nn.functional.normalize(t) for t in factors((), 300, 5, 300)[:1] * 2)
+    right = right.roll(1, dims=1)
+    if not alike:
+        left = left * torch.linspace(0, 15, 300).exp()[:, None]
+    dense = (left @ right.T).flatten()
+    looked, find = [], torch.Tensor.aminmax
+    monkeypatch.setattr(torch.Tensor, "aminmax", lambda x: looked.append(1) or find(x))
+    high, low = extreme_products(left, right, 5, tile=20)
+    for end, signed in ((high, dense), (low, -dense)):
+        assert torch.equal(end.rows * 300 + end.columns, signed.topk(5).indices)
+    assert len(looked) == 225 if alike else len(looked) < 60
+
+
+def test_of_equal_products_the_first_come_first():
+    """All entries tie, then all but one; neither norms nor tiles may choose among them."""
+    ones = torch.ones(40, 3)
+    high, low = extreme_products(ones, ones, 5, tile=7)
+    assert high.rows.tolist() == low.rows.tolist() == [0] * 5
+    assert high.columns.tolist() == low.columns.tolist() == [0, 1, 2, 3, 4]
+    ones[33] = 2
+    high, low = extreme_products(ones, ones, 3, tile=7)
+    assert list(zip(high.rows.tolist(), high.columns.tolist(), strict=True)) == [
+        (33, 33), (0, 33), (1, 33),
+    ]  # fmt: skip
+    zeros = torch.zeros(40, 3)
+    assert extreme_products(zeros, zeros, 2, tile=7)[1].columns.tolist() == [0, 1]
+
+
+def test_rounding_in_a_tile_does_not_choose():
+    """Products that float32 cannot tell apart are ordered by their float64 values."""
+    left = torch.tensor([[1.0, 1.0]])
+    right = torch.tensor([[4096.0, 0.0], [4096.0, 1e-4], [4096.0, 2e-4]])
+    assert len((left @ right.T).unique()) == 1
+    high, _ = extreme_products(left, right, 1)
+    assert high.columns.tolist() == [2]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from wvprobe.auditing import audit as audit
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.contextual_drift import drift_pair as drift_pair
+    from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
     from wvprobe.heads import HeadWeights as HeadWeights
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from wvprobe.offsets import offset_profile as offset_profile
     from wvprobe.plotting import figure as figure
     from wvprobe.singular import spectra as spectra
+    from wvprobe.vocabulary import top_tokens as top_tokens
     from wvprobe.words import find_word as find_word
 
     __version__: str
@@ -31,6 +33,7 @@ _HOMES = {
     "WvprobeError": "errors",
     "audit": "auditing",
     "capture": "activations",
+    "copying_scores": "copying",
     "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",
@@ -38,6 +41,7 @@ _HOMES = {
     "load_senses": "datasets",
     "offset_profile": "offsets",
     "spectra": "singular",
+    "top_tokens": "vocabulary",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,4 +1,4 @@
-"""Intervals of means, by resampling what was observed."""
+"""Intervals of means and shares, and many tests at once."""
 
 import torch
 from jaxtyping import Float
@@ -33,3 +33,22 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     middle = share + spread / 2
     half = z * (share * (1 - share) / n + spread / (4 * n)) ** 0.5
     return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+
+
+def benjamini_hochberg(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
+    """Return q-values: the false discovery rate at which each test is still found.
+
+    Step-up procedure of Benjamini & Hochberg 1995, as adjusted p-values: with m tests and p
+    in ascending order, q_(i) = min over j ≥ i of p_(j) m / j.
+
+    Args:
+        p: p-values of any shape. NaN is no test: it is not counted, and stays NaN.
+    """
+    q = torch.full_like(p, torch.nan)
+    tested = ~p.isnan()
+    values, order = p[tested].sort()
+    count = len(values)
+    ranks = torch.arange(1, count + 1, dtype=p.dtype, device=p.device)
+    adjusted = (values * count / ranks).flip(0).cummin(0).values.flip(0).clamp(max=1.0)
+    q[tested] = torch.empty_like(adjusted).scatter(0, order, adjusted)
+    return q

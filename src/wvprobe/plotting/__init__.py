@@ -10,20 +10,23 @@ from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
 from wvprobe.budget import KnownArchitectures
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
+from wvprobe.copying import CopyingResult
 from wvprobe.errors import InputError
 from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _contexts, _models, _spectra, _words
+from wvprobe.plotting import _contexts, _models, _spectra, _vocabulary, _words
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
+from wvprobe.vocabulary import TopTokensResult
 from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
     AuditResult: _models.audit,
+    CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
     FirstLayerShares: _contexts.first_layer,
     InfluenceResult: _contexts.influence,
@@ -36,6 +39,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     OffsetResult: _spectra.offsets,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
+    TopTokensResult: _vocabulary.top_tokens,
 }
 
 
