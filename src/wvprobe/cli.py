@@ -2,10 +2,14 @@
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from wvprobe.errors import WvprobeError
+
+if TYPE_CHECKING:
+    from wvprobe.heads import HeadWeights
 
 app = typer.Typer(
     name="wvprobe",
@@ -82,6 +86,82 @@ def audit(
         typer.echo(f"{row.status:<15} {error:>8}  {row.identity}  ({row.reason})")
     if not result.ok:
         raise typer.Exit(1)
+
+
+@app.command()
+def circuits(
+    model: str = typer.Argument("smollm2-135m", help="Alias, folder, GGUF file or hub name."),
+    layer: int | None = typer.Option(None, "--layer", help="With --head: one head alone."),
+    head: int | None = typer.Option(None, "--head", help="Query head, counted from 0."),
+    token: str | None = typer.Option(
+        None, "--token", help="What the head promotes for it, and which keys it seeks."
+    ),
+    offset: int = typer.Option(0, "--offset", help="Query position minus key position, for QK."),
+    compose: str | None = typer.Option(None, "--compose", help="Q, K or V: which heads compose."),
+    k: int = typer.Option(10, "-k", help="How many rows of each table."),
+    streamed: bool = typer.Option(
+        False, "--streamed", help="Read a folder's shards a layer at a time, with no model."
+    ),
+) -> None:
+    """Print ranks of all heads' OV and QK, one head's tokens, or the heads that compose."""
+    heads = _heads(model, streamed)
+    if compose is not None:
+        from wvprobe.compose import composition
+
+        _say(f"{compose}-composition of all pairs of heads")
+        _table(f"{compose}-composition, strongest first", composition(heads, compose).top(k))
+    elif layer is None and head is None and token is None:
+        _all_heads(heads, offset, k)
+    else:
+        _one_head(heads, layer or 0, head or 0, token, offset, k)
+
+
+def _heads(model: str, streamed: bool) -> "HeadWeights":
+    from wvprobe.heads import HeadWeights
+    from wvprobe.models import load
+
+    _say(f"opening {model}")
+    return HeadWeights.from_safetensors(model) if streamed else HeadWeights.from_model(load(model))
+
+
+def _all_heads(heads: "HeadWeights", offset: int, k: int) -> None:
+    from wvprobe.singular import spectra
+
+    for kind in ("OV", "QK"):
+        _say(f"spectra of {kind}")
+        if kind == "QK" and heads.latent is not None:
+            _say("QK is two circuits under latent attention; spectra(heads, 'QK', part=...)")
+            continue
+        # What the vocabulary adds costs more than all the rest; the Python call gives it.
+        frame = spectra(heads, kind, offset=offset, vocabulary=False).to_frame()
+        columns = ["layer", "head", "stable_rank", "effective_rank", "positivity"]
+        ordered = frame.sort_values("effective_rank", kind="stable")[columns]
+        name = kind if kind == "OV" else f"QK at offset {offset}"
+        _table(f"{name}, lowest effective rank of {heads.d_head}", ordered.head(k))
+        _table(f"{name}, highest", ordered.tail(k)[::-1])
+
+
+def _one_head(
+    heads: "HeadWeights", layer: int, head: int, token: str | None, offset: int, k: int
+) -> None:
+    from wvprobe.vocabulary import top_tokens
+
+    columns = ["rank", "side", "token", "string", "score"]
+    for kind in ("OV", "QK"):
+        if kind == "OV" and isinstance(heads.unembedding, str):
+            _say(f"no tokens for OV: {heads.unembedding}")
+            continue
+        parts = ("content", "rotary") if kind == "QK" and heads.latent is not None else (None,)
+        for part in parts:
+            found = top_tokens(heads, kind, layer, head, token, k=k, offset=offset, part=part)
+            what = f"{kind}{f' ({part})' * bool(part)} of layer {layer}, head {head}"
+            left = f"; left out: {', '.join(found.left_out)}" if found.left_out else ""
+            _table(f"{what}, in {found.unit}{left}", found.to_frame()[columns])
+
+
+def _table(title: str, frame: Any) -> None:
+    typer.echo(f"\n{title}")
+    typer.echo(frame.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
 
 
 def _say(step: str) -> None:
