@@ -18,11 +18,22 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 # docs/architecture.md says what lives on each level. A package counts as one module. On the ground
 # floor a module may import those named before it; above, a level's modules do without each other.
 LEVELS = {
-    0: ("errors", "_validate", "_shapes", "_types", "_linalg", "_rotary", "_progress", "_spelling"),
+    0: (
+        "errors",
+        "_validate",
+        "_shapes",
+        "_types",
+        "_linalg",
+        "_products",
+        "_statistics",
+        "_rotary",
+        "_progress",
+        "_spelling",
+    ),
     1: ("adapters", "words", "datasets", "circuits", "_tokenizers", "_induction", "_reading"),
     2: ("activations", "heads", "testing", "_packaged"),
-    3: ("components", "_identities", "auditing", "models"),
-    4: ("word_pairs", "contextual_drift"),
+    3: ("components", "_circuit_ends", "_identities", "auditing", "models"),
+    4: ("word_pairs", "contextual_drift", "compose", "subspaces"),
     5: ("plotting", "report"),
     6: ("cli",),
 }

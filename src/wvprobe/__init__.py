@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from wvprobe.activations import capture as capture
     from wvprobe.auditing import audit as audit
     from wvprobe.circuits import Circuit as Circuit
+    from wvprobe.compose import composition as composition
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.models import load as load
     from wvprobe.plotting import figure as figure
+    from wvprobe.subspaces import subspace_overlap as subspace_overlap
     from wvprobe.words import find_word as find_word
 
     __version__: str
@@ -29,11 +31,13 @@ _HOMES = {
     "WvprobeError": "errors",
     "audit": "auditing",
     "capture": "activations",
+    "composition": "compose",
     "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",
     "load": "models",
     "load_senses": "datasets",
+    "subspace_overlap": "subspaces",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -71,3 +71,33 @@ def fix_signs(svd: SVD) -> SVD:
     sign = svd.U.gather(-2, largest).sign()
     sign = torch.where(sign == 0, torch.ones_like(sign), sign)
     return SVD(svd.U * sign, svd.S, svd.Vh * sign.mT)
+
+
+class Basis(NamedTuple):
+    """Orthonormal bases of column spaces, padded to one width.
+
+    Attributes:
+        vectors: [..., d, r] orthonormal columns; those beyond the rank are 0.
+        rank: [...] dimension of each space.
+    """
+
+    vectors: Tensor
+    rank: Tensor
+
+
+def column_space(x: Float[Tensor, "*b d r"], energy: float | int = 1.0) -> Basis:
+    """Return bases of the column spaces of matrices, to float precision.
+
+    Args:
+        x: the matrices; d < r is allowed.
+        energy: below 1, only the leading left singular vectors: the fewest that hold this share
+            of Σσ².
+    """
+    u, s, _ = torch.linalg.svd(at_least_float32(x), full_matrices=False)
+    floor = s[..., :1] * max(x.shape[-2:]) * torch.finfo(s.dtype).eps
+    kept = s > floor
+    if energy < 1:
+        squares = s.double() ** 2
+        before = squares.cumsum(-1) - squares
+        kept = kept & (before < energy * squares.sum(-1, keepdim=True))
+    return Basis(u * kept[..., None, :], kept.sum(-1))

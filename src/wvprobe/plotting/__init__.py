@@ -8,16 +8,20 @@ import plotly.graph_objects as go
 from wvprobe._types import Result
 from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
+from wvprobe.compose import CompositionResult
 from wvprobe.contextual_drift import DriftBaseline, PairDriftResult
 from wvprobe.errors import InputError
-from wvprobe.plotting import _models, _words
+from wvprobe.plotting import _composition, _models, _words
 from wvprobe.plotting._style import dressed
+from wvprobe.subspaces import OverlapResult
 from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
     AuditResult: _models.audit,
+    CompositionResult: _composition.composition,
     DriftBaseline: _words.baseline,
+    OverlapResult: _composition.overlap,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
 }

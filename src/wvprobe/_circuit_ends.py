@@ -1,0 +1,164 @@
+"""What heads write to the stream and read from it, layer by layer, as thin factors.
+
+Weights are read one layer at a time, so that a lazily loaded model never stands in memory whole.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wvprobe._linalg import at_least_float32
+from wvprobe._products import Readers, frobenius
+from wvprobe._validate import message
+from wvprobe.errors import InputError
+from wvprobe.heads import HeadWeights
+
+
+class Writers(NamedTuple):
+    """A layer's writers as matrices A of unit Frobenius norm with ‖A M‖ ∝ ‖OV M‖ for every M.
+
+    Attributes:
+        matrices: [head, s, d_model]; 0 where `zero`.
+        zero: [head], True where OV is the zero matrix to rounding.
+        spread: [head] ‖A Aᵀ‖, from 1/√s for equal singular values to 1 for rank 1.
+    """
+
+    matrices: Tensor
+    zero: Tensor
+    spread: Tensor
+
+
+class ReaderEnds(NamedTuple):
+    """A layer's readers, likewise.
+
+    Attributes:
+        readers: matrices of unit Frobenius norm; 0 where `zero`.
+        zero: [head], True where the circuit is the zero matrix to rounding.
+        spread: [head] ‖Bᵀ B‖.
+    """
+
+    readers: Readers
+    zero: Tensor
+    spread: Tensor
+
+
+def writing(
+    heads: HeadWeights, layer: int
+) -> tuple[Float[Tensor, "kv_head d_model d_head_v"], Float[Tensor, "head d_head_v d_model"]]:
+    """Return the factors of a layer's OV circuits as they reach the stream.
+
+    With folded weights the gain (and centring) of a norm on attention's output belongs to what is
+    written, as the norm before attention belongs to what is read; its scale is left out.
+    """
+    left, right = (at_least_float32(factor) for factor in heads.ov_factors(layer))
+    norm = heads.post_norms[layer]
+    if heads.folded and norm is not None:
+        right = norm.linear(right, right.new_ones(()))
+    return left, right
+
+
+def reading(
+    heads: HeadWeights, layer: int, which: str, *, part: str | None = None
+) -> Float[Tensor, "n d_model r"]:
+    """Return what a layer's queries, keys or values read the stream by, unrotated.
+
+    Args:
+        heads: the weights.
+        layer: layer, from 0.
+        which: ``Q`` (a matrix a query head), ``K`` or ``V`` (one a key-value head).
+        part: which of two QK circuits, for models that have two (MLA).
+    """
+    if which == "V":
+        return at_least_float32(heads.ov_factors(layer)[0])
+    return _qk(heads, layer, None, part)["QK".index(which)]
+
+
+def writers(heads: HeadWeights, layer: int, root: Float[Tensor, "d d"] | None) -> Writers:
+    """Return a layer's OV circuits as writers.
+
+    V = Q R leaves ‖V O M‖ = ‖R O M‖, so that a writer needs no more rows than d_head_v; with
+    Σ = C Cᵀ, R is of Cᵀ V.
+
+    Args:
+        heads: the weights.
+        layer: layer, from 0.
+        root: C, [d_model, d_model], or None.
+
+    Raises:
+        InputError: the weights are not finite.
+    """
+    left, right = (_moderate(factor) for factor in writing(heads, layer))
+    if root is not None:
+        left = root.to(left).mT @ left
+    core = torch.linalg.qr(left, mode="r").R
+    core = core.repeat_interleave(len(right) // len(core), dim=0)
+    matrices = core @ right
+    norm, zero = _norms(matrices, core, right, layer)
+    matrices = matrices / norm[:, None, None]
+    matrices = matrices.masked_fill(zero[:, None, None], 0.0)
+    return Writers(matrices, zero, frobenius(matrices @ matrices.mT))
+
+
+def readers(
+    heads: HeadWeights, layer: int, mode: str, offset: float | int | None, part: str | None
+) -> ReaderEnds:
+    """Return a layer's circuits as readers: QK for ``Q``, QKᵀ for ``K``, OV for ``V``.
+
+    M = left otherᵀ and other = Q R leave ‖A M‖ = ‖A left Rᵀ‖. Where several heads share a left
+    (W_K or W_V of a key-value head) it stays shared.
+
+    Raises:
+        InputError: the weights are not finite.
+    """
+    if mode == "V":
+        left, right = writing(heads, layer)
+        other = right.mT
+    else:
+        queries, keys = _qk(heads, layer, offset, part)
+        left, other = (queries, keys) if mode == "Q" else (keys, queries)
+    left, core = _moderate(left), torch.linalg.qr(_moderate(other), mode="r").R
+    if len(core) < len(left):
+        core = core.repeat_interleave(len(left) // len(core), dim=0)
+    whole = Readers(left, core).whole()
+    lefts = left.repeat_interleave(len(core) // len(left), dim=0)
+    norm, zero = _norms(whole, lefts, core, layer)
+    whole = (whole / norm[:, None, None]).masked_fill(zero[:, None, None], 0.0)
+    spread = frobenius(whole.mT @ whole)
+    if len(left) == len(core):
+        return ReaderEnds(Readers(whole, None), zero, spread)
+    core = (core / norm[:, None, None]).masked_fill(zero[:, None, None], 0.0)
+    return ReaderEnds(Readers(left, core), zero, spread)
+
+
+def _qk(
+    heads: HeadWeights, layer: int, offset: float | int | None, part: str | None
+) -> tuple[Tensor, Tensor]:
+    which = {} if part is None else {"part": part}
+    left, right = heads.qk_factors(layer, offset=offset, **which)
+    return at_least_float32(left), at_least_float32(right)
+
+
+def _moderate(factor: Tensor) -> Tensor:
+    """Scale matrices to a largest entry of 1, so that no square over- or underflows."""
+    largest = factor.abs().amax(dim=(1, 2), keepdim=True)
+    return factor / torch.where(largest > 0, largest, 1.0)
+
+
+def _norms(product: Tensor, one: Tensor, other: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """Return norms of products, 1 where a product is nothing but rounding, and where that is."""
+    norm = frobenius(product)
+    if not bool(torch.isfinite(norm).all()):
+        bad = (~torch.isfinite(norm)).nonzero()[0].item()
+        raise InputError(
+            message(
+                "heads",
+                "finite",
+                f"NaN or infinity in layer {layer}, head {bad}",
+                "Look at the checkpoint.",
+            )
+        )
+    rounding = one.shape[-1] * torch.finfo(norm.dtype).eps
+    zero = norm <= rounding * frobenius(one) * frobenius(other)
+    return torch.where(zero, 1.0, norm), zero
