@@ -7,22 +7,14 @@ of heads"): ‖W_OV^a M_b‖ / (‖W_OV^a‖ ‖M_b‖) in Frobenius norms, in r
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wvprobe._circuit_ends import readers, writers
-from wvprobe._products import (
-    GramReaders,
-    core_norms,
-    gram_norms,
-    gram_readers,
-    layer_blocks,
-    prefer_grams,
-    stack,
-)
+from wvprobe._products import core_norms, gram_norms, layer_blocks, prefer_grams, stack
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import benjamini_hochberg, haar_moments
 from wvprobe._types import Provenance, Result
@@ -32,8 +24,8 @@ from wvprobe.heads import HeadWeights
 
 # An edge is held against at least as many impossible pairs, as far as there are so many.
 ENOUGH_REFERENCES = 3000
-# Numbers in memory at a time: of all readers of a block of layers, and of a block of writers.
-_READER_NUMBERS, _WRITER_NUMBERS = 2**27, 2**25
+# Numbers in memory at a time: of the readers of a block of layers, and of the writers of one.
+_READER_NUMBERS, _WRITER_NUMBERS = 2**27, 2**26
 _PAIR = ("writer_layer", "writer_head", "reader_layer", "reader_head")
 
 
@@ -125,7 +117,7 @@ class CompositionResult(Result):
 
 def composition(
     heads: HeadWeights,
-    mode: Literal["Q", "K", "V"],
+    mode: str,
     *,
     offset: float | int | None = 0,
     metric: Float[Tensor, "*layer d_model d_model"] | None = None,
@@ -147,7 +139,7 @@ def composition(
 
     Args:
         heads: the weights, read layer by layer.
-        mode: what the writer's output enters.
+        mode: what the writer's output enters: ``Q``, ``K`` or ``V``.
         offset: query position − key position for rotary models; None leaves the rotation out.
         metric: Σ, [d_model, d_model] or one a layer, the data's covariance of x̂: OV_a is weighted
             by what its head meets, ‖Σ^½ OV_a M_b‖ / (‖Σ^½ OV_a‖ ‖M_b‖).
@@ -266,16 +258,14 @@ def _score_pairs(
     shown: bool,
 ) -> _PairScores:
     """Hold blocks of readers, and stream the writers past each."""
-    layers, n = heads.n_layers, heads.n_heads
+    layers, n, d = heads.n_layers, heads.n_heads, heads.d_model
     size = heads.d_head_v if mode == "V" else heads.d_head
     group = 1 if mode == "Q" else n // heads.n_kv_heads
-    by_grams = prefer_grams(
-        layers * n, layers * n, group, heads.d_model, heads.d_head_v, size, _READER_NUMBERS
-    )
-    a_reader = heads.d_model if by_grams else size / group
-    a_writer = heads.d_model if by_grams else heads.d_head_v
-    blocks = layer_blocks(layers, int(n * a_reader * heads.d_model), _READER_NUMBERS)
-    writer_blocks = layer_blocks(layers, n * a_writer * heads.d_model, _WRITER_NUMBERS)
+    by_grams = prefer_grams(layers * n, layers * n, group, d, heads.d_head_v, size)
+    norms = gram_norms if by_grams else core_norms
+    a_layer = n * size * d if by_grams else n // group * size * d
+    blocks = layer_blocks(layers, a_layer, _READER_NUMBERS)
+    writer_blocks = layer_blocks(layers, n * heads.d_head_v * d, _WRITER_NUMBERS)
     columns, writer_ends, reader_ends = [], [], []
     with progress_bar(len(blocks) * layers, f"{mode}-composition", shown) as done:
         for block in blocks:
@@ -283,7 +273,6 @@ def _score_pairs(
             reader_ends += [(end.zero, end.spread) for end in found]
             held = stack([end.readers for end in found])
             del found  # what is held is a copy
-            held = gram_readers(held) if by_grams else held
             column = []
             for written in writer_blocks:
                 ends = [writers(heads, layer, root(layer)) for layer in written]
@@ -291,11 +280,7 @@ def _score_pairs(
                     writer_ends += [(end.zero, end.spread) for end in ends]
                 matrices = torch.cat([end.matrices for end in ends])
                 del ends
-                column.append(
-                    gram_norms(matrices, held)
-                    if isinstance(held, GramReaders)
-                    else core_norms(matrices, held)
-                )
+                column.append(norms(matrices, held))
                 done(len(written))
             columns.append(torch.cat(column))
     zero_writers, writer_spread = (torch.stack(facts) for facts in zip(*writer_ends, strict=True))

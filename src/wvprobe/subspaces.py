@@ -6,7 +6,7 @@ head reads? Subspaces say nothing of how strongly; :func:`wvprobe.composition` w
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -116,7 +116,7 @@ class OverlapResult(Result):
 
 def subspace_overlap(
     heads: HeadWeights,
-    kind: Literal["V", "OV", "OQ", "OK"],
+    kind: str,
     *,
     energy: float | int = 1.0,
     n_cosines: int = 3,
@@ -136,7 +136,7 @@ def subspace_overlap(
 
     Args:
         heads: the weights, read layer by layer.
-        kind: which subspaces.
+        kind: which subspaces: ``V``, ``OV``, ``OQ`` or ``OK``.
         energy: below 1, each space is cut to its leading singular directions: the fewest that
             hold this share of Σσ².
         n_cosines: how many of the largest cosines to keep; 0 saves most of the time.

@@ -65,6 +65,7 @@ def composition(result: CompositionResult) -> go.Figure:
             **_pair_map(scores),
             colorscale="Blues",
             zmin=0,
+            zmax=highest,
             colorbar={"title": "score", "len": 0.5, "y": 0.25},
         ),
         row=2,
