@@ -24,7 +24,7 @@ from benchmarks import finish
 
 MODES = ("Q", "K", "V")
 ROUNDS = 2
-SHAPE = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_inner": 3072}
+SHAPE: dict[str, Any] = {"n_layer": 12, "n_head": 12, "n_embd": 768, "n_inner": 3072}
 FASTER, MEMORY, EQUAL, SMOLLM2_SECONDS = 20.0, 0.1, 1e-5, 10.0
 
 

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from wvprobe import _products
-from wvprobe._products import Readers, core_norms, frobenius, gram_norms, layer_blocks, stack
+from wvprobe._products import (
+    Readers,
+    core_norms,
+    frobenius,
+    gram_norms,
+    joined,
+    layer_blocks,
+    prefer_grams,
+)
 
 WAYS = pytest.mark.parametrize("norms", [core_norms, gram_norms])
 # n writers, n lefts, readers a left, d, s, r, t; the last is wider than a tile of a Gram.
@@ -75,9 +83,18 @@ def test_norms_in_single_precision_are_accurate():
 
 def test_readers_of_layers_join():
     _, readers, _ = families(3, 2, 3, 11, 7, 5, 3)
-    both = stack([readers, readers])
+    both = joined(iter([readers, readers]), 2)
+    assert isinstance(both, Readers)
     torch.testing.assert_close(both.whole(), readers.whole().repeat(2, 1, 1))
-    assert stack([Readers(readers.left, None)] * 2).right is None
+    assert joined([Readers(readers.left, None)] * 2, 2).right is None
+
+
+def test_the_cheaper_way_is_taken():
+    # SmolLM2's and GPT-2 small's shapes; then Llama-3-8B's keys, shared by four heads each.
+    assert prefer_grams(270, 270, 3, 576, 64, 64, (1, 1))
+    assert prefer_grams(144, 144, 1, 768, 64, 64, (1, 1))
+    assert not prefer_grams(1024, 1024, 4, 4096, 128, 128, (8, 4))
+    assert not prefer_grams(32, 32, 1, 1024, 8, 8, (1, 1))  # small heads in a wide stream
 
 
 def test_blocks_cover_all_layers():

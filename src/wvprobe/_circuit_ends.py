@@ -31,15 +31,17 @@ class Writers(NamedTuple):
 
 
 class ReaderEnds(NamedTuple):
-    """A layer's readers, likewise.
+    """A layer's readers, likewise, see :class:`wvprobe._products.Readers`.
 
     Attributes:
-        readers: matrices of unit Frobenius norm; 0 where `zero`.
+        left: [n_left, d_model, r].
+        right: [head, t, r], or None.
         zero: [head], True where the circuit is the zero matrix to rounding.
         spread: [head] ‖Bᵀ B‖.
     """
 
-    readers: Readers
+    left: Tensor
+    right: Tensor | None
     zero: Tensor
     spread: Tensor
 
@@ -91,13 +93,12 @@ def writers(heads: HeadWeights, layer: int, root: Float[Tensor, "d d"] | None) -
     """
     left, right = (_moderate(factor) for factor in writing(heads, layer))
     if root is not None:
-        left = root.to(left).mT @ left
+        left = _moderate(root.to(left).mT @ left)
     core = torch.linalg.qr(left, mode="r").R
     core = core.repeat_interleave(len(right) // len(core), dim=0)
     matrices = core @ right
     norm, zero = _norms(matrices, core, right, layer)
-    matrices = matrices / norm[:, None, None]
-    matrices = matrices.masked_fill(zero[:, None, None], 0.0)
+    _divide(matrices, norm, zero)
     return Writers(matrices, zero, frobenius(matrices @ matrices.mT))
 
 
@@ -122,14 +123,14 @@ def readers(
     if len(core) < len(left):
         core = core.repeat_interleave(len(left) // len(core), dim=0)
     whole = Readers(left, core).whole()
-    lefts = left.repeat_interleave(len(core) // len(left), dim=0)
+    lefts = left if len(left) == len(core) else left.repeat_interleave(len(core) // len(left), 0)
     norm, zero = _norms(whole, lefts, core, layer)
-    whole = (whole / norm[:, None, None]).masked_fill(zero[:, None, None], 0.0)
+    _divide(whole, norm, zero)
     spread = frobenius(whole.mT @ whole)
     if len(left) == len(core):
-        return ReaderEnds(Readers(whole, None), zero, spread)
-    core = (core / norm[:, None, None]).masked_fill(zero[:, None, None], 0.0)
-    return ReaderEnds(Readers(left, core), zero, spread)
+        return ReaderEnds(whole, None, zero, spread)
+    _divide(core, norm, zero)
+    return ReaderEnds(left, core, zero, spread)
 
 
 def _qk(
@@ -144,6 +145,13 @@ def _moderate(factor: Tensor) -> Tensor:
     """Scale matrices to a largest entry of 1, so that no square over- or underflows."""
     largest = factor.abs().amax(dim=(1, 2), keepdim=True)
     return factor / torch.where(largest > 0, largest, 1.0)
+
+
+def _divide(matrices: Tensor, norm: Tensor, zero: Tensor) -> None:
+    """Bring matrices to unit norm in place; what is zero to rounding becomes so."""
+    matrices.div_(norm[:, None, None])
+    if bool(zero.any()):
+        matrices[zero] = 0.0
 
 
 def _norms(product: Tensor, one: Tensor, other: Tensor, layer: int) -> tuple[Tensor, Tensor]:

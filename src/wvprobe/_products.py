@@ -9,11 +9,14 @@ right [t, r]; readers in groups share a left. Two ways lead to ‖A B‖:
   anew by cores.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+Fields = TypeVar("Fields", bound=tuple)
 
 # Largest absolute error of a norm that Grams may cause, for factors of unit norm; and a bound of
 # what a product of Grams is off by, in eps · ‖AᵀA‖ ‖B Bᵀ‖: 1.3 was the most measured.
@@ -53,12 +56,25 @@ def frobenius(x: Float[Tensor, "*shape"], rows: int = -2, columns: int = -1) -> 
     return torch.linalg.vector_norm(along, dim=rows, keepdim=True).squeeze((rows, columns))
 
 
-def stack(readers: list[Readers]) -> Readers:
-    """Join readers of several layers; all with a `right`, or all without."""
-    rights = [reader.right for reader in readers if reader.right is not None]
-    return Readers(
-        torch.cat([reader.left for reader in readers]), torch.cat(rights) if rights else None
-    )
+def joined(parts: Iterable[Fields], count: int) -> Fields:
+    """Join named tuples of tensors of like shapes field by field, along the first axis.
+
+    Parts are taken one at a time, so that no more than one stands in memory beside the whole.
+
+    Args:
+        parts: the tuples, at least one; a field that is None is None in all.
+        count: how many there are.
+    """
+    wholes: list[Tensor | None] = []
+    kind: Any = None
+    for place, part in enumerate(parts):
+        if kind is None:
+            kind = type(part)
+            wholes = [None if x is None else x.new_empty(count, *x.shape) for x in part]
+        for whole, field in zip(wholes, part, strict=True):
+            if whole is not None:
+                whole[place] = field
+    return kind(*(None if whole is None else whole.flatten(0, 1) for whole in wholes))
 
 
 def core_norms(writers: Float[Tensor, "n_w s d"], readers: Readers) -> Float[Tensor, "n_w n_r"]:
@@ -112,7 +128,9 @@ def gram_norms(writers: Float[Tensor, "n_w s d"], readers: Readers) -> Float[Ten
     return norms
 
 
-def prefer_grams(n_writers: int, n_readers: int, group: int, d: int, s: int, r: int) -> bool:
+def prefer_grams(
+    n_writers: int, n_readers: int, group: int, d: int, s: int, r: int, blocks: tuple[int, int]
+) -> bool:
     """Say whether Grams cost fewer multiplications than cores.
 
     Args:
@@ -122,11 +140,13 @@ def prefer_grams(n_writers: int, n_readers: int, group: int, d: int, s: int, r: 
         d: dimension in which writers and readers meet.
         s: rows of a writer.
         r: columns of a left.
+        blocks: into how many blocks memory cuts writers and readers; a block's Grams are formed
+            anew for each block of the other side.
     """
     pairs = n_writers * n_readers
     tiles = -(-d // _TILE)
     half = d * d * (tiles + 1) / (2 * tiles)  # of a symmetric matrix
-    grams = half * (pairs + n_writers * s + n_readers * r)
+    grams = half * (pairs + n_writers * s * blocks[1] + n_readers * r * blocks[0])
     cores = pairs * s * r * d / group + (pairs * s * r * r if group > 1 else 0)
     return grams < cores
 

@@ -14,7 +14,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wvprobe._circuit_ends import readers, writers
-from wvprobe._products import core_norms, gram_norms, layer_blocks, prefer_grams, stack
+from wvprobe._products import (
+    Readers,
+    core_norms,
+    gram_norms,
+    joined,
+    layer_blocks,
+    prefer_grams,
+)
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import benjamini_hochberg, haar_moments
 from wvprobe._types import Provenance, Result
@@ -172,7 +179,7 @@ def composition(
             offset=offset,
             folded=heads.folded,
             metric=None if metric is None else _digest(metric),
-            **({} if part is None else {"part": part}),
+            part=part,
         ),
         scores=scores,
         z=torch.where(possible, z, torch.nan),
@@ -258,35 +265,47 @@ def _score_pairs(
     shown: bool,
 ) -> _PairScores:
     """Hold blocks of readers, and stream the writers past each."""
+    layers, n = heads.n_layers, heads.n_heads
+    norms, reader_blocks, writer_blocks = _plan(heads, mode)
+    columns, reader_facts, writer_facts = [], [], []
+    with progress_bar(len(reader_blocks) * layers, f"{mode}-composition", shown) as done:
+        for block in reader_blocks:
+            read = joined((readers(heads, i, mode, offset, part) for i in block), len(block))
+            reader_facts.append((read.zero, read.spread))
+            column = []
+            for among in writer_blocks:
+                written = joined((writers(heads, i, root(i)) for i in among), len(among))
+                if block.start == 0:
+                    writer_facts.append((written.zero, written.spread))
+                column.append(norms(written.matrices, Readers(read.left, read.right)))
+                del written  # before the next block is formed
+                done(len(among))
+            columns.append(torch.cat(column))
+            del read
+    zero_writers, writer_spread = (torch.cat(facts) for facts in zip(*writer_facts, strict=True))
+    zero_readers, reader_spread = (torch.cat(facts) for facts in zip(*reader_facts, strict=True))
+    return _PairScores(
+        torch.cat(columns, dim=1).view(layers, n, layers, n),
+        writer_spread.view(layers, n),
+        reader_spread.view(layers, n),
+        zero_writers.view(layers, n),
+        zero_readers.view(layers, n),
+    )
+
+
+def _plan(
+    heads: HeadWeights, mode: str
+) -> tuple[Callable[[Tensor, Readers], Tensor], list[range], list[range]]:
+    """Choose the cheaper way to norms; return it with blocks of layers of readers and writers."""
     layers, n, d = heads.n_layers, heads.n_heads, heads.d_model
     size = heads.d_head_v if mode == "V" else heads.d_head
     group = 1 if mode == "Q" else n // heads.n_kv_heads
-    by_grams = prefer_grams(layers * n, layers * n, group, d, heads.d_head_v, size)
-    norms = gram_norms if by_grams else core_norms
-    a_layer = n * size * d if by_grams else n // group * size * d
-    blocks = layer_blocks(layers, a_layer, _READER_NUMBERS)
     writer_blocks = layer_blocks(layers, n * heads.d_head_v * d, _WRITER_NUMBERS)
-    columns, writer_ends, reader_ends = [], [], []
-    with progress_bar(len(blocks) * layers, f"{mode}-composition", shown) as done:
-        for block in blocks:
-            found = [readers(heads, layer, mode, offset, part) for layer in block]
-            reader_ends += [(end.zero, end.spread) for end in found]
-            held = stack([end.readers for end in found])
-            del found  # what is held is a copy
-            column = []
-            for written in writer_blocks:
-                ends = [writers(heads, layer, root(layer)) for layer in written]
-                if block is blocks[0]:
-                    writer_ends += [(end.zero, end.spread) for end in ends]
-                matrices = torch.cat([end.matrices for end in ends])
-                del ends
-                column.append(norms(matrices, held))
-                done(len(written))
-            columns.append(torch.cat(column))
-    zero_writers, writer_spread = (torch.stack(facts) for facts in zip(*writer_ends, strict=True))
-    zero_readers, reader_spread = (torch.stack(facts) for facts in zip(*reader_ends, strict=True))
-    scores = torch.cat(columns, dim=1).view(layers, n, layers, n)
-    return _PairScores(scores, writer_spread, reader_spread, zero_writers, zero_readers)
+    blocks = layer_blocks(layers, n * size * d, _READER_NUMBERS)  # Grams are of whole readers
+    cuts = (len(writer_blocks), len(blocks))
+    if prefer_grams(layers * n, layers * n, group, d, heads.d_head_v, size, cuts):
+        return gram_norms, blocks, writer_blocks
+    return core_norms, layer_blocks(layers, n // group * size * d, _READER_NUMBERS), writer_blocks
 
 
 def _haar_z(pairs: _PairScores, d: int) -> Tensor:
@@ -324,9 +343,8 @@ def _p_values(scores: Tensor, impossible: Tensor) -> tuple[Tensor, tuple[int, ..
 
 def _pool(by_distance: Sequence[Tensor], distance: int) -> Tensor:
     """Return the sorted references of a distance, its neighbours taken in until they suffice."""
-    for reach in range(len(by_distance)):
-        near = by_distance[max(0, distance - reach) : distance + reach + 1]
-        pool = torch.cat(list(near))
-        if len(pool) >= ENOUGH_REFERENCES:
-            break
+    reach, pool = 0, by_distance[distance]
+    while len(pool) < ENOUGH_REFERENCES and reach < len(by_distance):
+        reach += 1
+        pool = torch.cat(list(by_distance[max(0, distance - reach) : distance + reach + 1]))
     return pool.sort().values

@@ -179,7 +179,7 @@ def subspace_overlap(
             kind=kind,
             energy=energy,
             folded=heads.folded,
-            **({} if part is None else {"part": part}),
+            part=part,
         ),
         **fields,
         writer_ranks=ranks[0],
