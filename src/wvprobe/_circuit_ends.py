@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wvprobe._linalg import at_least_float32
+from wvprobe._linalg import at_least_float32, triangular_factor
 from wvprobe._products import Readers, frobenius
 from wvprobe._validate import message
 from wvprobe.errors import InputError
@@ -80,7 +80,7 @@ def reading(
 def writers(heads: HeadWeights, layer: int, root: Float[Tensor, "d d"] | None) -> Writers:
     """Return a layer's OV circuits as writers.
 
-    V = Q R leaves ‖V O M‖ = ‖R O M‖, so that a writer needs no more rows than d_head_v; with
+    Rᵀ R = Vᵀ V leaves ‖V O M‖ = ‖R O M‖, so that a writer needs no more rows than d_head_v; with
     Σ = C Cᵀ, R is of Cᵀ V.
 
     Args:
@@ -94,7 +94,7 @@ def writers(heads: HeadWeights, layer: int, root: Float[Tensor, "d d"] | None) -
     left, right = (_moderate(factor) for factor in writing(heads, layer))
     if root is not None:
         left = _moderate(root.to(left).mT @ left)
-    core = torch.linalg.qr(left, mode="r").R
+    core = triangular_factor(left)
     core = core.repeat_interleave(len(right) // len(core), dim=0)
     matrices = core @ right
     norm, zero = _norms(matrices, core, right, layer)
@@ -107,8 +107,8 @@ def readers(
 ) -> ReaderEnds:
     """Return a layer's circuits as readers: QK for ``Q``, QKᵀ for ``K``, OV for ``V``.
 
-    M = left otherᵀ and other = Q R leave ‖A M‖ = ‖A left Rᵀ‖. Where several heads share a left
-    (W_K or W_V of a key-value head) it stays shared.
+    M = left otherᵀ and Rᵀ R = otherᵀ other leave ‖A M‖ = ‖A left Rᵀ‖. A left that several heads
+    share (W_K or W_V of a key-value head) stays shared.
 
     Raises:
         InputError: the weights are not finite.
@@ -119,7 +119,7 @@ def readers(
     else:
         queries, keys = _qk(heads, layer, offset, part)
         left, other = (queries, keys) if mode == "Q" else (keys, queries)
-    left, core = _moderate(left), torch.linalg.qr(_moderate(other), mode="r").R
+    left, core = _moderate(left), triangular_factor(_moderate(other))
     if len(core) < len(left):
         core = core.repeat_interleave(len(left) // len(core), dim=0)
     whole = Readers(left, core).whole()
@@ -142,8 +142,10 @@ def _qk(
 
 
 def _moderate(factor: Tensor) -> Tensor:
-    """Scale matrices to a largest entry of 1, so that no square over- or underflows."""
+    """Scale matrices to a largest entry of 1 where their squares might over- or underflow."""
     largest = factor.abs().amax(dim=(1, 2), keepdim=True)
+    if bool(((largest > 1e-6) & (largest < 1e6)).all()):
+        return factor
     return factor / torch.where(largest > 0, largest, 1.0)
 
 
