@@ -20,17 +20,26 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 LEVELS = {
     0: (
         *("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_extremes"),
-        *("_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
+        *("_products", "_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
     ),
     1: (
         *("adapters", "words", "datasets", "circuits"),
         *("_tokenizers", "_induction", "_reading", "_single_tokens"),
     ),
     2: ("activations", "heads", "testing", "_packaged"),
-    3: ("_sinks", "components", "_factors", "_token_rows", "_identities", "auditing", "models"),
+    3: (
+        "_sinks",
+        "components",
+        "_factors",
+        "_token_rows",
+        "_circuit_ends",
+        "_identities",
+        "auditing",
+        "models",
+    ),
     4: (
         *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
-        *("singular", "offsets", "inputs", "vocabulary", "copying"),
+        *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
     ),
     5: ("plotting", "report"),
     6: ("cli",),
@@ -47,6 +56,7 @@ ALLOWED = {
     ("_types", "plotting"): "Result.figure() looks its plotter up late, when it is called",
     ("report", "plotting"): "the page carries plotly's script beside the figures",
     ("_identities", "components"): "an audit carries components through norms as they are carried",
+    ("_circuit_ends", "_factors"): "ends of circuits are made of their factors",
     ("auditing", "_identities"): "the checks of an audit fill a room of their own",
     ("models", "auditing"): "load() ends with a quick audit of what it loaded",
 }

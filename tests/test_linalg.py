@@ -18,6 +18,7 @@ from wvprobe._linalg import (
     stable_rank,
     subspace_distance,
     triangular,
+    triangular_factor,
 )
 
 SHAPES = [((), 13, 5, 11), ((1,), 11, 3, 11), ((1, 1), 7, 5, 7), ((2, 3), 13, 5, 13)]
@@ -193,3 +194,24 @@ def test_rounding_in_a_tile_does_not_choose():
     assert len((left @ right.T).unique()) == 1
     high, _ = extreme_products(left, right, 1)
     assert high.columns.tolist() == [2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("d", "r"), [(13, 5), (5, 13), (7, 7), (7, 1)])
+def test_triangular_factor_stands_for_its_matrix(d, r, dtype):
+    x, m = factors((1, 3), d, r, 11, dtype)
+    found = triangular_factor(x)
+    assert found.shape == (1, 3, min(d, r), r)
+    exact = (x.double() @ m.double()).flatten(-2).norm(dim=-1)
+    kept = (found.double() @ m.double()).flatten(-2).norm(dim=-1)
+    torch.testing.assert_close(kept, exact, rtol=1e-6 if dtype != torch.float64 else 1e-12, atol=0)
+
+
+def test_triangular_factor_keeps_small_singular_values():
+    """A Gram in single precision would lose 1e-5, and one without full rank has no Cholesky."""
+    x, _ = factors((), 29, 5, 7)
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    values = torch.tensor([1.0, 0.3, 1e-3, 1e-5, 0.0], dtype=torch.float64)
+    found = torch.linalg.svdvals(triangular_factor((u * values @ vh).float()).double())
+    torch.testing.assert_close(found, values, rtol=1e-2, atol=1e-7)
+    assert torch.equal(triangular_factor(torch.zeros(2, 5, 3)), torch.zeros(2, 3, 3))

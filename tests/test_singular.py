@@ -236,9 +236,9 @@ def test_wrong_arguments_and_weights_are_told(tiny):
         spectra(heads, "OV", k=0)
     broken = heads.W_O.clone()
     broken[2, 1, 0, 0] = float("nan")
-    with pytest.raises(InputError, match=r"`heads \(layer 2, OV\)` must be finite"):
+    with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*head 1"):
         spectra(replace(heads, W_O=broken), "OV")
-    with pytest.raises(InputError, match=r"`heads \(layer 2, OV\)` must be finite"):
+    with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*head 1"):
         singular_vectors(replace(heads, W_O=broken), "OV", 2, 0)
     with pytest.raises(InputError, match=r"`head` must be in 0\.\.5"):
         singular_vectors(heads, "OV", 0, -1)

@@ -1,9 +1,10 @@
 """Intervals and corrections against values worked out by hand, and against theory."""
 
 import pytest
+import scipy.stats
 import torch
 
-from wvprobe._statistics import benjamini_hochberg, mean_interval, wilson_interval
+from wvprobe._statistics import benjamini_hochberg, haar_moments, mean_interval, wilson_interval
 
 
 def test_benjamini_hochberg_by_hand():
@@ -48,3 +49,30 @@ def test_interval_of_a_share_as_published():
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert wilson_interval(20, 20)[1] == 1.0
+
+
+def test_benjamini_hochberg_equals_scipy():
+    p = torch.rand(7, 11, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3
+    p[0, :3] = p[5, 2]  # ties
+    expected = scipy.stats.false_discovery_control(p.flatten().numpy())
+    torch.testing.assert_close(benjamini_hochberg(p).flatten(), torch.from_numpy(expected))
+
+
+def test_moments_are_those_of_random_rotations():
+    d, draws = 7, 20_000
+    generator = torch.Generator().manual_seed(5)
+    a, b = (torch.randn(d, r, generator=generator, dtype=torch.float64) for r in (2, 5))
+    a, b = a @ a.T, b @ b.T
+    q, r = torch.linalg.qr(torch.randn(draws, d, d, generator=generator, dtype=torch.float64))
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # Haar, and not QR's convention
+    values = torch.einsum("ij,njk,kl,nil->n", a, q, b, q)
+    mean, deviation = haar_moments(a.trace(), (a**2).sum(), b.trace(), (b**2).sum(), d)
+    assert float(values.mean()) == pytest.approx(float(mean), abs=4 * float(deviation) / draws**0.5)
+    assert float(values.std()) == pytest.approx(float(deviation), rel=0.03)
+
+
+def test_what_no_rotation_changes_has_no_deviation():
+    one = torch.ones(())
+    assert float(haar_moments(7 * one, 7 * one, 3 * one, 3 * one, 7)[1]) == 0.0
+    mean, deviation = haar_moments(one, one, 2 * one, 4 * one, 1)
+    assert (float(mean), float(deviation)) == (2.0, 0.0)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from wvprobe.activations import capture as capture
     from wvprobe.auditing import audit as audit
     from wvprobe.circuits import Circuit as Circuit
+    from wvprobe.compose import composition as composition
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_senses as load_senses
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from wvprobe.offsets import offset_profile as offset_profile
     from wvprobe.plotting import figure as figure
     from wvprobe.singular import spectra as spectra
+    from wvprobe.subspaces import subspace_overlap as subspace_overlap
     from wvprobe.vocabulary import top_tokens as top_tokens
     from wvprobe.words import find_word as find_word
 
@@ -34,6 +36,7 @@ _HOMES = {
     "audit": "auditing",
     "capture": "activations",
     "copying_scores": "copying",
+    "composition": "compose",
     "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",
@@ -42,6 +45,7 @@ _HOMES = {
     "offset_profile": "offsets",
     "spectra": "singular",
     "top_tokens": "vocabulary",
+    "subspace_overlap": "subspaces",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
+from wvprobe._shapes import check_finite
 from wvprobe._types import Provenance
 from wvprobe._validate import message
 from wvprobe.errors import InputError, UnsupportedError
@@ -53,10 +53,8 @@ def layer_factors(
         left, right = heads.qk_factors(layer, offset=offset, seq_len=seq_len, part=part)
     left, right = at_least_float32(left), at_least_float32(right)
     for factor in (left, right):
-        if not bool(torch.isfinite(factor).all()):
-            raise InputError(
-                message(f"heads (layer {layer}, {which})", "finite", "NaN or infinity in a weight")
-            )
+        axis = "head" if len(factor) == heads.n_heads else "kv_head"
+        check_finite(f"heads ({which} of layer {layer})", factor, (axis, "d_model", "r"))
     return left, right
 
 

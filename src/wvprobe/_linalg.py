@@ -66,6 +66,22 @@ def factored_frobenius_norm(
     return (triangular(left) @ triangular(right.mT).mT).flatten(-2).norm(dim=-1)
 
 
+def triangular_factor(x: Float[Tensor, "*b d r"]) -> Float[Tensor, "*b s r"]:
+    """Return an R with Rᵀ R = xᵀ x, of min(d, r) rows: ‖x M‖ = ‖R M‖ for every M.
+
+    The Gram of single-precision numbers is exact enough in double precision: its rounding moves
+    singular values by 1e-8 of the largest, less than single precision itself. Its Cholesky factor
+    costs a quarter of a QR, which serves all else: double precision, and ranks below r.
+    """
+    x = at_least_float32(x)
+    if x.dtype == torch.float32 and x.shape[-2] >= x.shape[-1]:
+        wide = x.double()
+        factor, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
+        if not bool(failed.any()):
+            return factor.to(x.dtype)
+    return torch.linalg.qr(x, mode="r").R
+
+
 def fix_signs(svd: SVD) -> SVD:
     """Turn each pair of singular vectors so that U's entry of largest magnitude is positive."""
     largest = svd.U.abs().argmax(dim=-2, keepdim=True)
@@ -154,3 +170,33 @@ def _relative(values: Tensor) -> Tensor:
     """Return singular values over the largest, so that squares neither overflow nor vanish."""
     largest = values.amax(dim=-1, keepdim=True)
     return values / torch.where(largest > 0, largest, torch.ones_like(largest))
+
+
+class Basis(NamedTuple):
+    """Orthonormal bases of column spaces, padded to one width.
+
+    Attributes:
+        vectors: [..., d, r] orthonormal columns; those beyond the rank are 0.
+        rank: [...] dimension of each space.
+    """
+
+    vectors: Tensor
+    rank: Tensor
+
+
+def column_space(x: Float[Tensor, "*b d r"], energy: float | int = 1.0) -> Basis:
+    """Return bases of the column spaces of matrices, to float precision.
+
+    Args:
+        x: the matrices; d < r is allowed.
+        energy: below 1, only the leading left singular vectors: the fewest that hold this share
+            of Σσ².
+    """
+    u, s, _ = torch.linalg.svd(at_least_float32(x), full_matrices=False)
+    floor = s[..., :1] * max(x.shape[-2:]) * torch.finfo(s.dtype).eps
+    kept = s > floor
+    if energy < 1:
+        squares = s.double() ** 2
+        before = squares.cumsum(-1) - squares
+        kept = kept & (before < energy * squares.sum(-1, keepdim=True))
+    return Basis(u * kept[..., None, :], kept.sum(-1))

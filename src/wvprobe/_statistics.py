@@ -52,3 +52,34 @@ def benjamini_hochberg(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
     adjusted = (values * count / ranks).flip(0).cummin(0).values.flip(0).clamp(max=1.0)
     q[tested] = torch.empty_like(adjusted).scatter(0, order, adjusted)
     return q
+
+
+def haar_moments(
+    trace_a: Tensor, square_a: Tensor, trace_b: Tensor, square_b: Tensor, d: int
+) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of tr(A U B Uᵀ) over random orthogonal U.
+
+    A and B are symmetric [d, d], known by their traces and squared Frobenius norms; U is drawn by
+    Haar's measure on O(d). From its second and fourth moments (Collins & Śniady 2006, Integration
+    with Respect to the Haar Measure on Unitary, Orthogonal and Symplectic Group):
+    E = tr A tr B / d, and with the traceless parts ‖A₀‖² = ‖A‖² − tr(A)²/d,
+    Var = 2 ‖A₀‖² ‖B₀‖² / ((d − 1)(d + 2)).
+
+    Args:
+        trace_a: traces of A; all four arguments broadcast.
+        square_a: ‖A‖².
+        trace_b: traces of B.
+        square_b: ‖B‖².
+        d: dimension.
+
+    Returns:
+        Both; the deviation is 0 where A or B is a multiple of the identity (to rounding), which
+        no rotation changes.
+    """
+    variance = 2.0 * _traceless(trace_a, square_a, d) * _traceless(trace_b, square_b, d)
+    return trace_a * trace_b / d, (variance / max((d - 1) * (d + 2), 1)).sqrt()
+
+
+def _traceless(trace: Tensor, square: Tensor, d: int) -> Tensor:
+    rest = square - trace**2 / d
+    return torch.where(rest > 16 * torch.finfo(rest.dtype).eps * square, rest, 0.0)

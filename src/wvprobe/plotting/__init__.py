@@ -9,6 +9,7 @@ from wvprobe._types import Result
 from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
 from wvprobe.budget import KnownArchitectures
+from wvprobe.compose import CompositionResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
 from wvprobe.copying import CopyingResult
 from wvprobe.errors import InputError
@@ -16,10 +17,11 @@ from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
+from wvprobe.subspaces import OverlapResult
 from wvprobe.vocabulary import TopTokensResult
 from wvprobe.word_pairs import PairScores
 
@@ -32,6 +34,8 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     InfluenceResult: _contexts.influence,
     KnownArchitectures: _models.architectures,
     PairContributions: _words.contributions,
+    CompositionResult: _composition.composition,
+    OverlapResult: _composition.overlap,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
     SenseMap: _contexts.sense_map,
