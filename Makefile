@@ -33,7 +33,7 @@ report: setup
 	$(BIN)/wvprobe report $(MODEL) --quick --out $(OUT)
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4
 
 slow: setup
 	$(BIN)/python -m pytest -m slow

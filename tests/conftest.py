@@ -20,7 +20,8 @@ hypothesis.settings.load_profile("repeatable")
 REPOSITORY = Path(__file__).parent.parent
 
 # Small matrices gain nothing from more threads, and runs take alike on small and large machines.
-torch.set_num_threads(min(2, torch.get_num_threads()))
+# Workers side by side have a core each.
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch.get_num_threads()))
 
 
 @pytest.fixture(scope="session")
