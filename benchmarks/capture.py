@@ -6,17 +6,13 @@ filter, in batches as the sentences come, and the bare transformers backbone in 
 its hidden states kept. Ratios are of the shortest of several rounds.
 """
 
-import gc
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import torch
 
 import wvprobe
-from benchmarks import finish
+from benchmarks import finish, grown, seconds
 
 ROUNDS = 3
 BATCH = 32
@@ -103,32 +99,11 @@ def bare(backbone: Any, tokens: list[list[int]], positions: list[int]) -> torch.
     return torch.stack(kept)
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Return the time of one run."""
-    gc.collect()
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def extra_megabytes(work: Callable[[], Any]) -> float:
     """Return how far the process grew beyond what it had, and beyond the result, while working."""
-    process = psutil.Process()
-    gc.collect()
-    before = process.memory_info().rss
-    peak, stop = [before], threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.002):
-            peak[0] = max(peak[0], process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    result = work()
-    stop.set()
-    watcher.join()
+    result, _, megabytes = grown(work)
     held = sum(value.numel() * value.element_size() for value in result.values.values())
-    return (peak[0] - before - held) / 2**20
+    return megabytes - held / 2**20
 
 
 def main() -> None:

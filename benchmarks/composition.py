@@ -6,21 +6,17 @@ loaded. wvprobe's time includes reading the weights out of the model, z, p and q
 three modes on SmolLM2.
 """
 
-import gc
 import json
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
-from benchmarks import finish
+from benchmarks import finish, grown
 
 MODES = ("Q", "K", "V")
 ROUNDS = 2
@@ -54,27 +50,6 @@ SIDES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "transformer_lens": theirs,
     "smollm2": smollm2,
 }
-
-
-def grown(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Return what `work` gives, its seconds, and the megabytes that the process grew by."""
-    process = psutil.Process()
-    gc.collect()
-    before = process.memory_info().rss
-    peak, stop = [before], threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.002):
-            peak[0] = max(peak[0], process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    start = time.perf_counter()
-    result = work()
-    seconds = time.perf_counter() - start
-    stop.set()
-    watcher.join()
-    return result, seconds, (peak[0] - before) / 2**20
 
 
 def run_side(side: str, out: Path) -> None:

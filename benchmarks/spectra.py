@@ -7,27 +7,17 @@ by turns, with norms left unfolded, as TransformerLens has them. Ratios are of t
 several rounds.
 """
 
-import gc
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import wvprobe
-from benchmarks import finish
+from benchmarks import finish, seconds
 
 ROUNDS = 5
 TOLERANCE = 1e-5  # of a head's largest singular value
 LIMITS = {"svd / spectra": 2.0, "svd and eigenvalues / spectra": 2.5}
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    """Return the time of one run."""
-    gc.collect()
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def main() -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 import wvprobe
-from benchmarks import finish
-from benchmarks.capture import extra_megabytes, seconds
+from benchmarks import finish, grown, seconds
 
 LAYER, HEAD, K = 17, 3, 20
 BLOCK = 1024
@@ -54,27 +53,17 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-class _Held:
-    """What `extra_megabytes` asks of a result: the tensors that are its own."""
-
-    values: dict[str, torch.Tensor] = {}
-
-
 def main() -> None:
     """Run both and print ratios."""
     heads = wvprobe.HeadWeights.from_model(wvprobe.load("smollm2-135m", audit=False))
     kinds = ("OV", "QK")
 
-    def searched(kind: str) -> _Held:
-        ours(heads, kind)
-        # What a search leaves is a few numbers.
-        return _Held()
-
     # First, before anything else grew the process.
     memory = {}
     for kind in kinds:
         give_back_freed_memory()
-        memory[kind] = extra_megabytes(lambda kind=kind: searched(kind))
+        # What a search leaves is a few numbers.
+        _, _, memory[kind] = grown(lambda kind=kind: ours(heads, kind))
     took, naive = {}, {}
     for kind in kinds:
         took[kind] = min(seconds(lambda kind=kind: ours(heads, kind)) for _ in range(3))

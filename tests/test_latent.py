@@ -7,9 +7,12 @@ from wvprobe.activations import capture
 from wvprobe.adapters import architecture
 from wvprobe.auditing import audit
 from wvprobe.components import stream_components
+from wvprobe.compose import composition
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.heads import HeadWeights
+from wvprobe.singular import spectra
 from wvprobe.testing import tiny_model
+from wvprobe.vocabulary import top_tokens
 from wvprobe.word_pairs import pair_scores
 
 TEXT = "The river bank is close to here."
@@ -254,3 +257,33 @@ def test_pair_scores_and_components_work(tiny):
     assert found.scores.shape == (1, 2, 3, 3) and found.masked.tolist() == [[False, True]]
     assert found.scores.isfinite().all()
     assert stream_components(model, TEXT, layer=3).reconstruction_error < 1e-5
+
+
+def test_spectra_and_composition_take_latent_circuits(tiny):
+    heads = HeadWeights.from_model(tiny("deepseek_v3"))
+
+    def dense(layer, head, part=None):
+        circuit = heads.qk(layer, head, offset=3, part=part) if part else heads.ov(layer, head)
+        return circuit.matrix().double()
+
+    for part in (None, "content", "rotary"):
+        kind = "QK" if part else "OV"
+        values = spectra(heads, kind, offset=3, part=part).singular_values
+        for layer, head in ((0, 0), (2, 1)):
+            expected = torch.linalg.svdvals(dense(layer, head, part))[: values.shape[-1]]
+            torch.testing.assert_close(
+                values[layer, head].double(), expected, rtol=1e-4, atol=1e-5 * float(expected[0])
+            )
+    for mode, part in (("V", None), ("K", "content"), ("Q", "rotary")):
+        scores = composition(heads, mode, offset=3, part=part).scores
+        read = dense(2, 1, part).T if mode == "K" else dense(2, 1, part)
+        wrote = dense(0, 2)
+        expected = (wrote @ read).norm() / (wrote.norm() * read.norm())
+        assert float(scores[0, 2, 2, 1]) == pytest.approx(float(expected), rel=1e-4)
+    for call in (
+        lambda: spectra(heads, "QK"),
+        lambda: composition(heads, "K"),
+        lambda: top_tokens(heads, "QK", 0, 0, 5),
+    ):
+        with pytest.raises(UnsupportedError, match="part='content'"):
+            call()

@@ -71,8 +71,11 @@ def test_architectures_are_drawn_against_the_even_split():
     known = known_architectures()
     drawn = figure(known)
     apart = next(trace for trace in drawn.data if trace.name == "does not")
-    assert "T5-11B" in apart.text and "GPT-3" not in apart.text
-    assert drawn.layout.title.text.startswith(f"{len(apart.text)} of {len(known)}")
+    names = "; ".join(apart.text).split("; ")
+    assert "T5-11B" in names and "GPT-3" not in names
+    assert drawn.layout.title.text.startswith(f"{len(names)} of {len(known)}")
+    together = next(trace for trace in drawn.data if trace.name == "splits d_model evenly")
+    assert "BERT-base; GPT-2" in together.text
 
 
 def test_cosine_is_drawn_beside_its_controls(tiny, monkeypatch):

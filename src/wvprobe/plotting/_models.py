@@ -72,13 +72,17 @@ def architectures(result: KnownArchitectures) -> go.Figure:
     sizes = [float(frame["d_model"].min()), float(frame["d_model"].max())]
     line = {"color": MUTED, "dash": "dot"}
     drawn.add_scatter(x=sizes, y=sizes, mode="lines", line=line, name="n_heads · d_head = d_model")
-    for fills, rows in frame.groupby("fills_d_model"):
+    frame["width"] = frame["n_heads"] * frame["d_head"]
+    for fills, models in frame.groupby("fills_d_model"):
+        # Models of one size share a point, and its label.
+        joined = {column: ("; ".join) for column in ("name", "source")}
+        rows = models.groupby(["d_model", "width", "n_heads", "d_head"], as_index=False).agg(joined)
         drawn.add_scatter(
             x=rows["d_model"].tolist(),
-            y=(rows["n_heads"] * rows["d_head"]).tolist(),
+            y=rows["width"].tolist(),
             mode="markers+text",
             text=rows["name"].tolist(),
-            textposition="top center",
+            textposition="bottom right" if fills else "top center",
             textfont={"size": 11},
             marker={"size": 9, "color": ACCENT if fills else BAD},
             name="splits d_model evenly" if fills else "does not",
