@@ -1,6 +1,7 @@
 """HeadWeights against the model, dense brute force and TransformerLens."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -384,3 +385,29 @@ def test_factors_of_a_layer_are_those_of_its_circuits(family, tiny):
         kv = heads.kv_head(head)
         torch.testing.assert_close(left[head] @ right[kv].mT, heads.qk(1, head, offset=5).matrix())
         torch.testing.assert_close(values[kv] @ outputs[head], heads.ov(1, head).matrix())
+
+
+def test_large_key_biases_in_half_precision_neither_overflow_nor_cancel():
+    """Pythia's keys have biases of norm 300: rotation keeps them alive."""
+    model = tiny_model("gpt_neox", dtype="float16")
+    with torch.no_grad():
+        for layer in range(3):
+            bias = model.blocks[layer].attn.k.original_component.bias
+            bias.add_(300 / bias.numel() ** 0.5)
+    heads = HeadWeights.from_model(model)
+    assert float(heads.b_K[0].norm()) > 250
+    x_hat = 3 * torch.randn(1, 9, heads.d_model, generator=torch.Generator().manual_seed(0))
+    scores = heads.scores(x_hat, 0)
+    names = ("W_Q", "W_K", "b_Q", "b_K")
+    exact = replace(heads, **{name: getattr(heads, name).double() for name in names})
+    expected = exact.scores(x_hat.double(), 0)
+    assert scores.isfinite().all()
+    torch.testing.assert_close(scores.double(), expected, rtol=0, atol=1e-5 * expected.abs().max())
+    # What b_K adds to a row varies with the key's distance; without rotation it would not.
+    added = expected - replace(exact, b_K=0 * exact.b_K).scores(x_hat.double(), 0)
+    assert float(added.std(dim=-1).min()) > 1
+    still = replace(exact, rotary=(None,) * 3)
+    added = still.scores(x_hat.double(), 0) - replace(still, b_K=0 * still.b_K).scores(
+        x_hat.double(), 0
+    )
+    assert float(added.std(dim=-1).max()) < 1e-9 * float(added.abs().max())
