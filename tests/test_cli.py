@@ -71,3 +71,63 @@ def test_models_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
+
+
+class TestCircuits:
+    """Tables on stdout are those of the Python calls."""
+
+    def test_all_heads(self, capsys):
+        from wvprobe.heads import HeadWeights
+        from wvprobe.singular import spectra
+        from wvprobe.testing import tiny_model
+
+        code, out, err = run(capsys, "circuits", "tiny:qwen2", "-k", "2")
+        assert code == 0 and "spectra of QK" in err
+        frame = spectra(HeadWeights.from_model(tiny_model("qwen2")), "OV").to_frame()
+        least = frame.sort_values("effective_rank").iloc[0]
+        table = out.split("\n\n")[0].splitlines()
+        assert "lowest effective rank" in table[0] or "lowest effective rank" in table[1]
+        named = [str(int(least["layer"])), str(int(least["head"]))]
+        row = next(line.split() for line in table if line.split()[:2] == named)
+        assert float(row[3]) == pytest.approx(least["effective_rank"], rel=1e-3)
+
+    def test_one_head_and_its_tokens(self, capsys):
+        code, out, _ = run(
+            capsys, "circuits", "tiny:llama", "--layer", "1", "--head", "2", "--token", " river",
+            "-k", "3",
+        )  # fmt: skip
+        assert code == 0
+        assert "OV of layer 1, head 2, in logit" in out and "QK of layer 1, head 2" in out
+        assert out.count("highest") == out.count("lowest") == 6
+
+    def test_composition(self, capsys):
+        code, out, _ = run(capsys, "circuits", "tiny:gpt2", "--compose", "K", "-k", "4")
+        assert code == 0 and len(out.strip().splitlines()) == 6
+        assert "writer_layer" in out and " q" in out
+
+    def test_latent_attention_has_two_circuits(self, capsys):
+        code, out, err = run(capsys, "circuits", "tiny:deepseek_v3", "--layer", "0", "-k", "1")
+        assert code == 0 and "QK (content)" in out and "QK (rotary)" in out
+        code, out, err = run(capsys, "circuits", "tiny:deepseek_v3", "-k", "1")
+        assert code == 0 and "two circuits" in err and "OV, lowest" in out
+
+    def test_shards_are_read_without_a_model(self, capsys, tmp_path):
+        from wvprobe.testing import _hf_model
+
+        _hf_model("llama", 0, {}).save_pretrained(tmp_path)
+        streamed = run(capsys, "circuits", str(tmp_path), "--streamed", "-k", "2")
+        whole = run(capsys, "circuits", "tiny:llama", "-k", "2")
+        assert streamed[0] == 0 and streamed[1] == whole[1]
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("--layer", "9"), "`layer` must be in 0..2. Got 9"),
+            (("--head", "-1"), "`head` must be in 0..5"),
+            (("--compose", "X"), "`mode` must be one of 'Q', 'K', 'V'"),
+            (("--token", "riverbank"), "`token` must be one token"),
+        ],
+    )
+    def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
+        code, _, err = run(capsys, "circuits", "tiny:llama", *arguments)
+        assert code == 1 and told in err.splitlines()[-1]

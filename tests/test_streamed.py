@@ -156,3 +156,27 @@ def test_a_real_encoder_without_a_head(minilm):
     streamed = HeadWeights.from_safetensors(folder)
     whole = HeadWeights.from_model(minilm)
     assert all(torch.equal(streamed.W_V[k], whole.W_V[k]) for k in range(6))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "deepseek_v3"])
+def test_measures_of_streamed_weights_are_those_of_the_model(family, checkpoint):
+    from wvprobe.compose import composition
+    from wvprobe.copying import copying_scores
+    from wvprobe.singular import spectra
+    from wvprobe.subspaces import subspace_overlap
+    from wvprobe.vocabulary import top_tokens
+
+    streamed = HeadWeights.from_safetensors(checkpoint(family))
+    whole = HeadWeights.from_model(tiny_model(family))
+    part = "content" if whole.latent else None
+    for measure in (
+        lambda heads: spectra(heads, "OV").singular_values,
+        lambda heads: spectra(heads, "OV").vocabulary_eigenvalues.abs(),
+        lambda heads: spectra(heads, "QK", offset=2, part=part).singular_values,
+        lambda heads: composition(heads, "K", part=part).scores,
+        lambda heads: composition(heads, "V").p_values,
+        lambda heads: subspace_overlap(heads, "V").overlap,
+        lambda heads: top_tokens(heads, "OV", 1, 2, 100, special=True).scores,
+        lambda heads: copying_scores(heads, rows=20, progress=False).ranks,
+    ):
+        torch.testing.assert_close(measure(streamed), measure(whole), equal_nan=True)

@@ -140,7 +140,8 @@ def subspace_overlap(
         energy: below 1, each space is cut to its leading singular directions: the fewest that
             hold this share of Σσ².
         n_cosines: how many of the largest cosines to keep; 0 saves most of the time.
-        part: which of the two QK circuits of an MLA model, ``content`` or ``rotary``.
+        part: which of the two QK circuits of latent attention, ``content`` or ``rotary``; for
+            ``V`` whose keys are the control, ``content`` where None is given.
 
     Raises:
         InputError: unknown kind, or energy or n_cosines out of bounds.
@@ -155,6 +156,8 @@ def subspace_overlap(
     )
     dimension = heads.d_model - centred
     if kind == "V":
+        # The control of values under latent attention: keys of the part that shares their latent.
+        part = "content" if heads.latent is not None and part is None else part
         found = _measure(_jointly(heads, "V", energy, part), heads.n_layers, n_cosines)
         keys = _measure(_jointly(heads, "K", energy, part), heads.n_layers, 0)
         fields = _compared(found, dimension)
