@@ -60,3 +60,13 @@ def test_rank_counts_what_is_there():
 def test_wrong_inputs_are_told():
     with pytest.raises(ShapeError, match="r = 3 as in `left`"):
         Circuit("OV", torch.zeros(7, 3), torch.zeros(2, 7))
+
+
+def test_factors_that_cancel_leave_no_rank_of_noise():
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(17, 5, generator=generator)
+    q = torch.linalg.qr(torch.randn(5, 5, generator=generator)).Q
+    reads, writes = left @ q[:, :2] @ q[:, :2].T, q[:, 2:] @ torch.randn(3, 11, generator=generator)
+    assert reads.norm() > 1 and writes.norm() > 1
+    assert Circuit("OV", reads, writes).rank == 0
+    assert Circuit("OV", reads, reads.mT).rank == 2

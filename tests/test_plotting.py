@@ -45,8 +45,9 @@ def test_contributions_fall_from_nothing_to_the_whole(tiny, monkeypatch):
     frame = result.to_frame()
     assert bars.x[-2] == f"{len(frame) - 16} others"
     first = frame.iloc[0]
-    name = "MLP" if first["kind"] == "mlp" else "L"
-    assert f"{name}" in figure(result).layout.title.text
+    layer, head = first["layer"], first["head"]
+    name = f"MLP {layer:.0f}" if first["kind"] == "mlp" else f"L{layer:.0f}H{head:.0f}"
+    assert f": {name} most, {first['share']:+.0%}" in figure(result).layout.title.text
     depths = [int(x.split("H")[0].strip("LMPtokenbias ") or -1) for x in bars.x[:-2]]
     assert depths == sorted(depths)
 

@@ -434,3 +434,12 @@ def test_spectra_of_smollm2(smollm2):
     assert (frame["rank"] == 64).all() and len(found.by_kv_head()) == 90
     # Both ends exist: heads that copy what they read, and heads that suppress it.
     assert frame["vocabulary_positivity"].max() > 0.99 and frame["positivity"].min() < -0.5
+
+
+def test_the_metric_is_part_of_where_a_number_comes_from(tiny):
+    heads = HeadWeights.from_model(tiny("llama"))
+    one, other, none = (
+        spectra(heads, "OV", metric=metric, vocabulary=False).provenance.settings["metric"]
+        for metric in (torch.eye(42), 2 * torch.eye(42), None)
+    )
+    assert one.startswith("sha256") and one != other and none is None

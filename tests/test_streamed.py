@@ -180,3 +180,6 @@ def test_measures_of_streamed_weights_are_those_of_the_model(family, checkpoint)
         lambda heads: copying_scores(heads, rows=20, progress=False).ranks,
     ):
         torch.testing.assert_close(measure(streamed), measure(whole), equal_nan=True)
+    # What has no hash says why, in every result made of it.
+    made = (spectra(streamed, "OV"), composition(streamed, "V"), subspace_overlap(streamed, "V"))
+    assert all("not hashed" in result.provenance.settings["weights"] for result in made)

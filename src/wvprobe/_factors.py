@@ -1,5 +1,6 @@
 """Thin factors of a layer's circuits, as functions of whole models read them, and W_U W_E."""
 
+import hashlib
 from typing import Any
 
 from jaxtyping import Float
@@ -26,10 +27,21 @@ def check_heads(heads: Any) -> None:
         raise InputError(message("heads", "a HeadWeights", type(heads).__name__, hint))
 
 
-def provenance_of(heads: HeadWeights, **settings: Any) -> Provenance:
-    """Return the provenance of a number computed from weights alone."""
+def provenance_of(heads: HeadWeights, *, seed: int | None = None, **settings: Any) -> Provenance:
+    """Return the provenance of a number computed from weights alone, their own settings kept."""
     source = heads.provenance
-    return Provenance.of(source.model, source.weight_hash, folded=heads.folded, **settings)
+    settings = {**source.settings, "folded": heads.folded, **settings}
+    return Provenance.of(source.model, source.weight_hash, seed=seed, **settings)
+
+
+def digest(given: Any) -> str | None:
+    """Return what tells a tensor that shaped a number (or a pair of them) from another, or None."""
+    if given is None:
+        return None
+    if not isinstance(given, Tensor):
+        return ", ".join(str(digest(one)) for one in given)
+    raw = given.detach().cpu().contiguous().double().numpy().tobytes()
+    return f"sha256 {hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 def layer_factors(

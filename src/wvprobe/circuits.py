@@ -8,7 +8,6 @@ so the factors say everything and d_model × d_model need not be formed.
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from wvprobe._linalg import (
     factored_frobenius_norm,
     factored_singular_values,
     factored_svd,
+    round_off,
 )
 from wvprobe._types import HeadId
 from wvprobe._validate import message
@@ -78,11 +78,12 @@ class Circuit:
 
     @property
     def rank(self) -> int:
-        """Numerical rank (of the fullest matrix in a batch), to float precision."""
-        values = self.singular_values
-        largest = max(self.left.shape[-2], self.right.shape[-1])
-        floor = values.amax(dim=-1, keepdim=True) * largest * torch.finfo(values.dtype).eps
-        return int((values > floor).sum(dim=-1).max())
+        """Numerical rank (of the fullest matrix in a batch): values beyond the factors' round-off.
+
+        Where factors cancel, what is left is noise and counts as 0.
+        """
+        floor = round_off(self.left, self.right)[..., None]
+        return int((self.singular_values > floor).sum(dim=-1).max())
 
     def svd(self) -> SVD:
         """Singular value decomposition of the matrix, from the factors."""

@@ -4,7 +4,6 @@ Scores after Elhage et al. 2021 (A Mathematical Framework for Transformer Circui
 of heads"): ‖W_OV^a M_b‖ / (‖W_OV^a‖ ‖M_b‖) in Frobenius norms, in row vectors.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -14,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wvprobe._circuit_ends import readers, writers
+from wvprobe._factors import digest, provenance_of
 from wvprobe._metric import Metric
 from wvprobe._products import (
     Readers,
@@ -25,7 +25,7 @@ from wvprobe._products import (
 )
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import benjamini_hochberg, haar_moments
-from wvprobe._types import Provenance, Result
+from wvprobe._types import Result
 from wvprobe._validate import message, one_of
 from wvprobe.errors import InputError
 from wvprobe.heads import HeadWeights
@@ -176,14 +176,7 @@ def composition(
     reference = torch.where(tested, impossible, torch.nan)
     p_values, n_references = _p_values(torch.where(tested & possible, scores, torch.nan), reference)
     return CompositionResult(
-        provenance=Provenance.of(
-            heads.provenance.model,
-            heads.provenance.weight_hash,
-            mode=mode,
-            **turned,
-            folded=heads.folded,
-            metric=None if metric is None else _digest(metric),
-        ),
+        provenance=provenance_of(heads, mode=mode, **turned, metric=digest(metric)),
         scores=scores,
         z=torch.where(possible, z, torch.nan),
         p_values=p_values,
@@ -202,11 +195,6 @@ def _possible(scores: Tensor) -> Tensor:
     layers = torch.arange(len(scores), device=scores.device)
     ahead = layers[:, None] < layers
     return ahead[:, None, :, None].expand(scores.shape)
-
-
-def _digest(metric: Tensor) -> str:
-    raw = metric.detach().cpu().contiguous().double().numpy().tobytes()
-    return f"sha256 {hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 class _PairScores(NamedTuple):

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe._extremes import TILE
+from wvprobe._factors import provenance_of
 from wvprobe._linalg import at_least_float32, factored_eigenvalues
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import benjamini_hochberg, mean_interval
@@ -202,11 +203,8 @@ def copying_scores(
     low, high = mean_interval(own.movedim(-1, 0), seed=seed)
     p_values = _p_values(own)
     settings = {"rows": rows, "embedding": embedding, "normalize": normalize, "special": special}
-    provenance = replace(
-        heads.provenance, seed=seed, settings={**heads.provenance.settings, **settings}
-    )
     return CopyingResult(
-        provenance=provenance,
+        provenance=provenance_of(heads, seed=seed, **settings),
         eigenvalue_score=torch.stack(scores),
         ranks=own,
         control_ranks=control,

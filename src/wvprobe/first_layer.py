@@ -148,7 +148,9 @@ class _FirstLayer:
 
     def __init__(self, model: Any, length: int) -> None:
         arch = adapters.architecture(model)
-        self.heads = HeadWeights.from_model(model)
+        # Layer 0 alone: the others' weights would be copied, and take no part.
+        parts = adapters.head_parts(model, arch, [0])
+        self.heads = HeadWeights(**parts, provenance=adapters.provenance(model)).fold()
         self.length = length  # in tokens; some rotations depend on it
         self.learned = self.heads.W_pos
         self.norm = self.constant = None

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from wvprobe._factors import check_heads, paired, provenance_of
+from wvprobe._factors import check_heads, digest, paired, provenance_of
 from wvprobe._rotary import Rotary
 from wvprobe._types import Result
 from wvprobe._validate import message
@@ -215,7 +215,9 @@ def offset_profile(
     slopes = heads.slopes
     slopes = means.new_zeros(heads.n_heads) if slopes is None else slopes.to(means)
     return OffsetResult(
-        provenance=provenance_of(heads, offsets=list(found), wavelength=window, seq_len=seq_len),
+        provenance=provenance_of(
+            heads, offsets=list(found), wavelength=window, seq_len=seq_len, mean_input=digest(means)
+        ),
         offsets=found,
         profile=_evaluate(tensors, slopes, found),
         masked=_masked(heads, found),

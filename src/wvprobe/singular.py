@@ -13,6 +13,7 @@ from torch import Tensor
 
 from wvprobe._factors import (
     check_heads,
+    digest,
     layer_factors,
     of_head,
     paired,
@@ -327,7 +328,7 @@ def spectra(
             floors.append(round_off(left, right))
             advance(1)
     return SpectraResult(
-        provenance=provenance_of(heads, which=which, **turned, k=k),
+        provenance=provenance_of(heads, which=which, **turned, k=k, metric=digest(metric)),
         which=which,
         offset=_offset(heads, which, offset),
         weighted=weights.given,
@@ -395,7 +396,7 @@ def singular_vectors(
     svd = fix_signs(SVD(svd.U[:, :rank], svd.S[:rank], svd.Vh[:rank]))
     largest = float(svd.S[0]) if rank else 0.0
     near = _GAP * floor if tolerance is None else tolerance * largest
-    settings = {"layer": layer, "head": head, "tolerance": tolerance}
+    settings = {"layer": layer, "head": head, "tolerance": tolerance, "metric": digest(metric)}
     return SingularVectorsResult(
         provenance=provenance_of(heads, which=which, **turned, **settings),
         head=HeadId(layer, head),

@@ -13,10 +13,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe._circuit_ends import reading, writing
+from wvprobe._factors import provenance_of
 from wvprobe._linalg import Basis, column_space
 from wvprobe._products import Readers, core_norms, layer_blocks
 from wvprobe._statistics import haar_moments
-from wvprobe._types import Provenance, Result
+from wvprobe._types import Result
 from wvprobe._validate import message, one_of
 from wvprobe.errors import InputError
 from wvprobe.heads import HeadWeights
@@ -176,14 +177,7 @@ def subspace_overlap(
             values[~possible] = torch.nan
         ranks = found.writer_ranks, found.reader_ranks
     return OverlapResult(
-        provenance=Provenance.of(
-            heads.provenance.model,
-            heads.provenance.weight_hash,
-            kind=kind,
-            energy=energy,
-            folded=heads.folded,
-            part=part,
-        ),
+        provenance=provenance_of(heads, kind=kind, energy=energy, part=part),
         **fields,
         writer_ranks=ranks[0],
         reader_ranks=ranks[1],

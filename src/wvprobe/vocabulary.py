@@ -9,7 +9,7 @@ and W_E W_QK W_Eᵀ as maps from tokens to tokens. Exact over the whole vocabula
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe._extremes import extreme_products
+from wvprobe._factors import digest, provenance_of
 from wvprobe._progress import progress as progress_bar
 from wvprobe._single_tokens import spell, token_id, word_ids
 from wvprobe._token_rows import Side, ov_sides, qk_sides, unembedding, usable_ids
@@ -206,7 +207,7 @@ def top_tokens(
     turned = kind == "QK" and heads.rotary[layer] is not None
     settings |= {"kind": kind, "layer": layer, "head": head, "role": role, "special": special}
     return TopTokensResult(
-        provenance=replace(heads.provenance, settings={**heads.provenance.settings, **settings}),
+        provenance=provenance_of(heads, **settings, direction=digest(direction)),
         scores=torch.stack([end.values for end in ends]),
         ids=ids,
         token_ids=token_ids,

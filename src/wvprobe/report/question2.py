@@ -31,7 +31,7 @@ def judge_position(content: Sequence[float], position: Sequence[float], n: int) 
         why = f"position alone moves the score of {moved} of {n} heads, the tokens none."
     else:
         verdict, why = "mixed", "position moves scores, and so do the tokens."
-    reason = f"By up to {max(position):.1e} of c‖q‖‖k‖, {why}"
+    reason = f"By {min(position):.1e} to {max(position):.1e} of c‖q‖‖k‖ over the heads, {why}"
     return Finding(verdict, numbers, (min(position), max(position)), n, reason)
 
 
