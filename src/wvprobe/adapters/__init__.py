@@ -15,7 +15,7 @@ from wvprobe.adapters.boot import (
     why_no_head,
 )
 from wvprobe.adapters.effective import effective_embedding
-from wvprobe.adapters.hooks import hook_point, reading, run_backbone, shaped
+from wvprobe.adapters.hooks import Raw, changing, hook_point, logits, reading, run_backbone, shaped
 from wvprobe.adapters.latent import Latent
 from wvprobe.adapters.parts import (
     PER_LAYER,
@@ -25,7 +25,7 @@ from wvprobe.adapters.parts import (
     outside_parts,
 )
 from wvprobe.adapters.rotation import fresh_rotation, length_regime, rotary
-from wvprobe.adapters.sites import PAIR_SITES, SITES, Raw, Recipe, layers_of, recipe
+from wvprobe.adapters.sites import PAIR_SITES, SITES, Recipe, layers_of, recipe
 from wvprobe.adapters.skeleton import Skeleton
 from wvprobe.adapters.structure import Architecture, architecture, embedding_table
 from wvprobe.adapters.weights import (
@@ -69,6 +69,7 @@ __all__ = [
     "attention_norm",
     "boot",
     "canonical_parameters",
+    "changing",
     "check_bridge",
     "effective_embedding",
     "embedding_norm",
@@ -84,6 +85,7 @@ __all__ = [
     "layer_weights",
     "layers_of",
     "length_regime",
+    "logits",
     "n_parameters",
     "output_bias",
     "output_weight",

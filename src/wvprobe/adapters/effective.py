@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
 from wvprobe._progress import progress
-from wvprobe.adapters.hooks import hook_point, replacing, run_backbone, shaped
+from wvprobe.adapters.hooks import changing, reading, run_backbone, shaped
 from wvprobe.adapters.structure import Architecture
 from wvprobe.errors import UnsupportedError
 
@@ -55,13 +55,16 @@ def effective_embedding(model: Any, arch: Architecture, table: Tensor) -> Tensor
 def _after_mlp(model: Any, arch: Architecture, rows: Tensor) -> Tensor:
     """Run block 0 on vectors, each a text of its own, its attention silenced: [row, d_model]."""
     kept: list[Tensor] = []
-    block_input = hook_point(model, arch, "resid_pre", 0)
     changes = {
-        block_input: lambda value: rows.to(value.dtype).reshape(value.shape),
-        hook_point(model, arch, "attn_added", 0): torch.zeros_like,
+        ("resid_pre", 0): lambda value: rows.to(value.dtype).reshape(value.shape),
+        ("attn_added", 0): torch.zeros_like,
     }
     tokens = torch.zeros(len(rows), 1, dtype=torch.long, device=rows.device)
-    with replacing(model, arch, changes, ("resid_post", 0), kept.append):
+    wanted = [("resid_post", 0)]
+    with (
+        changing(model, arch, changes),
+        reading(model, arch, wanted, lambda _site, _layer, value: kept.append(value)),
+    ):
         run_backbone(model, tokens, torch.ones_like(tokens))
     after = shaped(arch, "resid_post", kept[0], len(rows), 1)[:, 0]
     return at_least_float32(after).to(rows.dtype)

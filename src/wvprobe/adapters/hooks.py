@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wvprobe.adapters.boot import require_head
 from wvprobe.adapters.rotation import fresh_rotation
 from wvprobe.adapters.structure import Architecture, first_position, has
 from wvprobe.errors import UnsupportedError
@@ -22,6 +23,9 @@ _HEADS_FIRST = ("pattern",)
 # What keys of latent attention are made of: their parts from the latent, beside the values, and
 # the latent before its norm, beside the rotary part.
 _LATENT = {"kv_up": "kv_b_proj", "kv_down": "kv_a_proj_with_mqa"}
+
+
+Raw = tuple[str, int]
 
 
 class _Stop(Exception):
@@ -97,14 +101,12 @@ def shaped(arch: Architecture, site: str, value: Tensor, batch: int, pos: int) -
     """Bring a hook point's tensor to [batch, pos, ...] (pattern: [batch, head, query, key])."""
     if site in _HEADS_FIRST:
         return value
+    if _heads_before_pos(arch, site):
+        return value.transpose(1, 2)
     if site in ("q", "k"):
-        if arch.qk_norm:  # these norms run on [batch, head, pos, d_head]
-            return value.transpose(1, 2)
         heads = arch.n_heads if site == "q" else arch.n_kv_heads
         return value.reshape(batch, pos, heads, arch.d_head)
     if site == "v":
-        if arch.mla:
-            return value.transpose(1, 2)
         return value.reshape(batch, pos, arch.n_kv_heads, arch.d_head_v)
     if site == "z":
         return value.reshape(batch, pos, arch.n_heads, arch.d_head_v)
@@ -113,6 +115,11 @@ def shaped(arch: Architecture, site: str, value: Tensor, batch: int, pos: int) -
     if site == "kv_up":
         return value.reshape(batch, pos, arch.n_heads, -1)
     return value.reshape(batch, pos, arch.d_model)
+
+
+def _heads_before_pos(arch: Architecture, site: str) -> bool:
+    """Whether a hook point gives [batch, head, pos, d]: norms of q and k, values of a latent."""
+    return (site in ("q", "k") and arch.qk_norm) or (site == "v" and arch.mla)
 
 
 @contextmanager
@@ -153,24 +160,62 @@ def reading(
 
 
 @contextmanager
-def replacing(
-    model: Any,
-    arch: Architecture,
-    changes: Mapping[torch.nn.Module, Callable[[Tensor], Tensor]],
-    wanted: tuple[str, int],
-    receive: Callable[[Tensor], None],
+def changing(
+    model: Any, arch: Architecture, changes: Mapping[Raw, Callable[[Tensor], Tensor]]
 ) -> Iterator[None]:
-    """Put other tensors in place of what hook points carry, up to a site that is received."""
-    handles = [
-        point.register_forward_hook(lambda _module, _inputs, value, new=new: new(value))
-        for point, new in changes.items()
-    ]
+    """Put other tensors in place of what the forward carries at some sites.
+
+    Later layers, and sites read inside (:func:`reading`, :func:`wvprobe.capture`), see the changed
+    ones. A change that tells rows of a batch apart needs all texts in one batch. Some attention
+    modules (OPT's, BERT's) only show their pattern: where it is to be another, change ``z``, which
+    is the pattern times ``v``.
+
+    Args:
+        model: the bridge.
+        arch: its architecture.
+        changes: (raw site, layer) -> what maps its tensor, shaped as by :func:`shaped`, to
+            another of the same shape.
+    """
+    size: list[int] = []
+
+    def note_size(_module: Any, inputs: Any) -> None:
+        size[:] = inputs[0].shape
+
+    def hook_for(site: str, new: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+        def hook(_module: Any, _inputs: Any, value: Tensor) -> Tensor:
+            changed = new(shaped(arch, site, value, *size)).to(value.dtype)
+            if _heads_before_pos(arch, site):
+                return changed.transpose(1, 2)
+            return changed.reshape(value.shape)
+
+        return hook
+
+    # Every forward begins with looking up its tokens, [batch, pos].
+    handles = [model.embed.original_component.register_forward_pre_hook(note_size)]
+    for (site, layer), new in changes.items():
+        point = hook_point(model, arch, site, layer)
+        handles.append(point.register_forward_hook(hook_for(site, new)))
     try:
-        with reading(model, arch, [wanted], lambda _site, _layer, value: receive(value)):
-            yield
+        yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Run the whole model on padded tokens and return its logits, [batch, pos, d_vocab].
+
+    Args:
+        model: the bridge.
+        tokens: as in :func:`run_backbone`.
+        mask: likewise.
+
+    Raises:
+        UnsupportedError: the checkpoint carried no head.
+    """
+    require_head(model, "logits")
+    with torch.no_grad():
+        return model.original_model(**_arguments(model, tokens, mask)).logits
 
 
 def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
@@ -182,13 +227,18 @@ def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
         mask: [batch, pos], 1 for tokens, 0 for padding; never left out, since without it a
             padded batch silently gives other numbers than its sentences alone.
     """
-    backbone = model.original_model.base_model
+    with torch.no_grad():
+        model.original_model.base_model(**_arguments(model, tokens, mask))
+
+
+def _arguments(model: Any, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
     fresh_rotation(model)
-    known = inspect.signature(backbone.forward).parameters
-    arguments: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    known = inspect.signature(model.original_model.base_model.forward).parameters
+    arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}
+    if "use_cache" in known:
+        arguments["use_cache"] = False
     if "position_ids" in known and bool((mask[:, 0] == 0).any()):
         # Models count positions from the first column; only padding on the left needs telling.
         counted = (mask.cumsum(dim=1) - 1).clamp(min=0)
         arguments["position_ids"] = counted + first_position(model)
-    with torch.no_grad():
-        backbone(input_ids=tokens, attention_mask=mask, **arguments)
+    return arguments

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
 from wvprobe._rotary import rotate_half
-from wvprobe.adapters.hooks import hook_point
+from wvprobe.adapters.hooks import Raw, hook_point
 from wvprobe.adapters.rotation import first_rotated, rotary, turns_neighbours
 from wvprobe.adapters.structure import Architecture
 from wvprobe.adapters.weights import (
@@ -46,7 +46,6 @@ SITES: dict[str, tuple[str, ...]] = {
 # Sites whose position axis is the query axis, beside a key axis.
 PAIR_SITES = ("pattern", "scores")
 
-Raw = tuple[str, int]
 Pick = Callable[[Tensor], Tensor]
 
 
