@@ -8,8 +8,14 @@ from wvprobe.errors import DiskSpaceError
 from wvprobe.report import write_report
 from wvprobe.report.catalogue import CLAIMS, QUESTIONS
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
-from wvprobe.report.question2 import judge_changes, judge_drift, judge_influence, judge_position
-from wvprobe.report.question3 import concatenation, judge_identity
+from wvprobe.report.question2 import (
+    judge_changes,
+    judge_context,
+    judge_drift,
+    judge_influence,
+    judge_position,
+)
+from wvprobe.report.question3 import concatenation, judge_identity, judge_relations
 from wvprobe.report.question4 import judge_divisibility, judge_published
 from wvprobe.report.question5 import (
     construction,
@@ -135,6 +141,32 @@ class TestVerdicts:
     def test_influence(self, interval, verdict):
         found = judge_influence(sum(interval) / 2, interval, 0.5, 24)
         assert (found.verdict, found.numbers["earlier"]) == (verdict, 0.5)
+
+    @pytest.mark.parametrize(
+        ("low", "high", "verdict"),
+        [
+            ((0.11, 0.2, 0.05), (0.2, 0.3, 0.2), "supported"),
+            ((0.10, 0.2, 0.05), (0.2, 0.3, 0.2), "mixed"),
+            ((0.01, 0.01, 0.05), (0.10, 0.09, 0.2), "refuted"),
+            ((0.01, 0.01, 0.2), (0.11, 0.09, 0.3), "mixed"),
+        ],
+    )
+    def test_context(self, low, high, verdict):
+        finding = judge_context(list(zip(low, high, strict=True)), 0.1)
+        assert finding.verdict == verdict
+        assert finding.interval == (pytest.approx(sum(low) / 3), pytest.approx(sum(high) / 3))
+
+    @pytest.mark.parametrize(
+        ("clear", "nominal", "verdict"),
+        [
+            ((0, 3, 1), (1, 4, 1), "supported"),
+            ((0, 2, 1), (1, 3, 1), "mixed"),
+            ((0, 2, 1), (0, 2, 2), "refuted"),
+        ],
+    )
+    def test_relations(self, clear, nominal, verdict):
+        finding = judge_relations(clear, nominal, 7, 100)
+        assert finding.verdict == verdict and finding.numbers["layer"] == 1
 
     def test_divisibility(self):
         assert judge_divisibility([True, True], [True, True]).verdict == "supported"

@@ -7,6 +7,7 @@ from wvprobe.report.measured import WORD, Measured
 
 _EXACT = 1e-5  # what a share or a change must exceed to count, relative
 _STEEPED = 0.01
+_CONTEXT = 0.10
 
 
 def judge_position(content: Sequence[float], position: Sequence[float], n: int) -> Finding:
@@ -83,6 +84,35 @@ def different_vectors(measured: Measured) -> Finding:
     found = measured.bank
     limits = (1 - found.same_cosine[0]).tolist()
     return judge_drift((1 - found.cosine).tolist(), limits, found.n_same)
+
+
+def judge_context(intervals: Sequence[tuple[float, float]], median: float) -> Finding:
+    """Judge whether a score is more than its token pair (claim 2.4).
+
+    Args:
+        intervals: by head above layer 0, the 95 % interval of the share of the gauge-fixed
+            variance that context explains.
+        median: the median share over these heads.
+    """
+    n = len(intervals)
+    beyond = sum(low > _CONTEXT for low, _ in intervals)
+    within = sum(high <= _CONTEXT for _, high in intervals)
+    numbers = {
+        "heads_beyond": float(beyond),
+        "heads_within": float(within),
+        "heads": float(n),
+        "median_context_share": median,
+    }
+    if 2 * beyond > n:
+        verdict = "supported"
+    else:
+        verdict = "refuted" if 2 * within > n else "mixed"
+    reason = (
+        f"Context explains more than {_CONTEXT:.0%} of the variance in {beyond} of {n} heads "
+        f"above layer 0 and less in {within}, by their intervals; the median share is {median:.0%}."
+    )
+    low, high = (sum(end) / n for end in zip(*intervals, strict=True))
+    return Finding(verdict, numbers, (low, high), n, reason)
 
 
 def judge_changes(

@@ -7,6 +7,9 @@ from wvprobe.activations import capture
 from wvprobe.report.claims import Claim, Finding
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
 
+_HEADS = 3  # heads of one layer that must each be best on another relation
+_BETTER = 0.05
+
 
 def judge_identity(errors: Sequence[float], n: int, tolerance: float = 1e-4) -> Finding:
     """Judge an identity by the errors of all the vectors it was checked on (claim 3.3)."""
@@ -19,6 +22,36 @@ def judge_identity(errors: Sequence[float], n: int, tolerance: float = 1e-4) -> 
         n,
         f"The largest relative error of {n} vectors is {largest:.1e}.",
     )
+
+
+def judge_relations(
+    clear: Sequence[int], nominal: Sequence[int], relations: int, n: int
+) -> Finding:
+    """Judge whether heads of one layer catch different relations at once (claim 3.4).
+
+    Args:
+        clear: in each layer, how many heads are each best on another relation, the interval of
+            what they gain over the best fixed offset beyond the margin.
+        nominal: likewise, by the gain itself.
+        relations: how many relations were tried.
+        n: how many sentences stand behind it.
+    """
+    most, at_best = max(clear), max(nominal)
+    verdict = "mixed" if at_best >= _HEADS > most else "refuted"
+    if most >= _HEADS:
+        verdict = "supported"
+    numbers = {
+        "heads": float(most),
+        "heads_nominal": float(at_best),
+        "layer": float(list(clear).index(most)),
+        "relations": float(relations),
+    }
+    reason = (
+        f"Layer {list(clear).index(most)} has {most} heads that each tell another of {relations} "
+        f"relations better than the best fixed offset by more than {_BETTER}, held out; no layer "
+        f"has more. Without regard to the intervals it would be {at_best}."
+    )
+    return Finding(verdict, numbers, n=n, reason=reason)
 
 
 def concatenation(measured: Measured) -> Finding:
