@@ -22,6 +22,7 @@ LEVELS = {
         *("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_extremes"),
         *("_products", "_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
         "_word_places",
+        "_picking",
     ),
     1: (
         *("adapters", "words", "datasets", "circuits"),
