@@ -26,7 +26,7 @@ def picker(at: Sequence[Sequence[tuple[int, ...]]], pool: str, device: Any) -> P
         device: where the values are.
     """
     slots = max(map(len, at))
-    full = [[*own, *own[:1] * (slots - len(own))] for own in at]
+    full = [[*own, *[own[0]] * (slots - len(own))] for own in at]
     rows = torch.arange(len(at), device=device)[:, None]
     if pool != "mean":
         end = 0 if pool == "first" else -1

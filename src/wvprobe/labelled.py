@@ -11,8 +11,8 @@ is listed in ``words.losses`` with the reason: nothing is guessed, and nothing g
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -43,7 +43,8 @@ UNREADABLE = "its text cannot be tokenized"
 REASONS = (SHARED_TOKEN, NO_TOKEN, SHARED_CHARACTERS, TOO_LONG, UNREADABLE)
 
 
-class Loss(NamedTuple):
+@dataclass(frozen=True)
+class Loss:
     """A labelled word that has no tokens of its own.
 
     Attributes:
@@ -52,6 +53,7 @@ class Loss(NamedTuple):
         word: the word.
         reason: one of ``REASONS``.
         detail: what exactly was found.
+        label: the word's label, where labels were asked for: losses fall on some more than others.
     """
 
     sentence: str
@@ -59,6 +61,7 @@ class Loss(NamedTuple):
     word: str
     reason: str
     detail: str
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,10 +138,11 @@ class LabelledWords:
         return pandas.DataFrame(columns)
 
     def losses_frame(self) -> Any:
-        """Return one row a lost word: sentence index word reason detail."""
+        """Return one row a lost word: sentence index word reason detail label."""
         import pandas
 
-        return pandas.DataFrame(list(self.losses), columns=list(Loss._fields))
+        columns = [field.name for field in fields(Loss)]
+        return pandas.DataFrame([astuple(loss) for loss in self.losses], columns=columns)
 
 
 def align(
@@ -252,7 +256,8 @@ def labelled_words(
     return _assembled(data, chosen, search, settings)
 
 
-class _Word(NamedTuple):
+@dataclass(frozen=True)
+class _Word:
     """A word that has its tokens: where it is in the dataset, and its label."""
 
     sentence: int
@@ -298,12 +303,13 @@ class _Search:
         encoding = self._encoding(sentence.text)
         if isinstance(encoding, WvprobeError):
             reason = TOO_LONG if isinstance(encoding, TextLengthError) else UNREADABLE
-            lost = [Loss(sentence.id, i, sentence.words[i], reason, str(encoding)) for i in wanted]
+            detail = str(encoding)
+            lost = [Loss(sentence.id, i, sentence.words[i], reason, detail, own[i]) for i in wanted]
             self.losses += lost
             return
         for index, found in zip(wanted, align(encoding, sentence, wanted), strict=True):
             if isinstance(found, Loss):
-                self.losses.append(found)
+                self.losses.append(replace(found, label=own[index]))
             else:
                 self.words.append(_Word(number, index, own[index], found))
 

@@ -1,4 +1,4 @@
-"""Named entities in IOB2 (Ramshaw & Marcus 1995), as Universal NER lays them out."""
+"""Named entities in IOB2 (Tjong Kim Sang & Veenstra 1999), as Universal NER lays them out."""
 
 import re
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ class Skipped(NamedTuple):
 
     Attributes:
         file: the file's name.
-        line: the line where the sentence begins, counted from 1 (in a frame: the row, from 0).
+        line: the line where it begins, counted from 1; in a frame the row, from 0.
         sentence: the sentence's id.
         reason: why it was left out.
     """

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wvprobe._validate import message
 from wvprobe._word_places import occurrences
 from wvprobe.datasets._files import csv_rows, existing, fail
 from wvprobe.datasets._labels import LabelledDataset, LabelledSentence, Skipped
@@ -42,13 +43,14 @@ def load_labels(table: "str | Path | Any", *, name: str | None = None) -> Labell
     if isinstance(table, str | Path):
         source = existing(table)
         try:
-            rows, told = list(_placed(source, csv_rows(source, _NEEDED))), source.name
+            rows = list(_placed(source, csv_rows(source, _NEEDED)))
         except UnicodeDecodeError as error:
             raise DataError(f"{source} is not UTF-8: {error}. Convert it first.") from error
     elif hasattr(table, "to_dict") and hasattr(table, "columns"):
-        rows, told = list(_placed("frame", _frame_rows(table))), "frame"
+        source, rows = None, list(_placed(None, _frame_rows(table)))
     else:
-        raise InputError(f"`table` must be a CSV file or a pandas frame. Got {table!r} instead.")
+        raise InputError(message("table", "a CSV file or a pandas frame", table))
+    told, unit = ("frame", "row") if source is None else (source.name, "line")
     if not rows:
         raise DataError(f"{told} holds no rows.")
     sentences: dict[str, dict[tuple[int, int], _Row]] = {}
@@ -57,13 +59,19 @@ def load_labels(table: "str | Path | Any", *, name: str | None = None) -> Labell
         known = sentences.setdefault(row.sentence, {}).setdefault(row.place, row)
         if known.labels["label"] != row.labels["label"]:
             first, second = known.labels["label"], row.labels["label"]
-            reason = f"the word has the label {first!r} (line {known.number}) and {second!r}"
-            raise fail(told, row.number, reason)
+            reason = f"the word is labelled {second!r}, and {first!r} in {unit} {known.number}"
+            raise _fail(source, row.number, reason)
         if known is not row:
-            reason = f"the same word and label as in line {known.number}"
+            reason = f"the same word and label as in {unit} {known.number}"
             skipped.append(Skipped(told, row.number, row.sentence, reason))
     made = tuple(_sentence(text, words) for text, words in sentences.items())
     return LabelledDataset(name or told, made, "label", tuple(skipped))
+
+
+def _fail(source: Path | None, number: int, reason: str) -> DataError:
+    if source is None:
+        return DataError(f"frame, row {number}: {reason}")
+    return fail(source, number, reason)
 
 
 def _frame_rows(frame: Any) -> Iterator[tuple[int, Mapping[str, str]]]:
@@ -72,41 +80,41 @@ def _frame_rows(frame: Any) -> Iterator[tuple[int, Mapping[str, str]]]:
     for number, row in enumerate(frame.to_dict("records")):
         for column, value in row.items():
             if value != value or value is None:  # NaN
-                raise fail("frame", number, f"{column} is missing")
+                raise _fail(None, number, f"{column} is missing")
         yield number, {str(column): str(value) for column, value in row.items()}
 
 
-def _placed(source: Path | str, rows: Iterable[tuple[int, Mapping[str, str]]]) -> Iterator[_Row]:
+def _placed(source: Path | None, rows: Iterable[tuple[int, Mapping[str, str]]]) -> Iterator[_Row]:
     for number, row in rows:
         for column in _NEEDED:
             if not row[column].strip():
-                raise fail(source, number, f"{column} is empty")
+                raise _fail(source, number, f"{column} is empty")
         place = _place(source, number, row)
         labels = {k: v for k, v in row.items() if k not in ("sentence", "start", "end", "word")}
         yield _Row(number, row["sentence"], place, labels)
 
 
-def _place(source: Path | str, number: int, row: Mapping[str, str]) -> tuple[int, int]:
+def _place(source: Path | None, number: int, row: Mapping[str, str]) -> tuple[int, int]:
     sentence = row["sentence"]
     if "start" in row and "end" in row:
         try:
             start, end = int(row["start"]), int(row["end"])
         except ValueError:
             given = f"{row['start']!r}, {row['end']!r}"
-            raise fail(source, number, f"start and end must be ints, got {given}") from None
+            raise _fail(source, number, f"start and end must be ints, got {given}") from None
         if not 0 <= start < end <= len(sentence):
-            raise fail(source, number, f"{start}..{end} lies outside the sentence")
+            raise _fail(source, number, f"{start}..{end} lies outside the sentence")
         found = sentence[start:end]
-        if (start, end) not in occurrences(sentence, found):
-            raise fail(source, number, f"{start}..{end} reads {found!r}, which is no whole word")
+        if found != found.strip() or (start, end) not in occurrences(sentence, found):
+            raise _fail(source, number, f"{start}..{end} reads {found!r}, which is no whole word")
         return start, end
     if "word" not in row:
-        raise fail(source, number, "the columns start and end, or word, are missing")
+        raise _fail(source, number, "the columns start and end, or word, are missing")
     word = row["word"].strip()
     there = list(occurrences(sentence, word)) if word else []
     if len(there) != 1:
         reason = f"{word!r} stands {len(there)} times as a whole word in {sentence!r}"
-        raise fail(source, number, reason + (": give start and end" if there else ""))
+        raise _fail(source, number, reason + (": give start and end" if there else ""))
     return there[0]
 
 
