@@ -21,6 +21,7 @@ LEVELS = {
     0: (
         *("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_extremes"),
         *("_products", "_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
+        "_shapley",
     ),
     1: (
         *("adapters", "words", "datasets", "circuits"),
@@ -30,6 +31,7 @@ LEVELS = {
     3: (
         "_sinks",
         "components",
+        "_score_parts",
         "_factors",
         "_token_rows",
         "_circuit_ends",
@@ -38,8 +40,9 @@ LEVELS = {
         "models",
     ),
     4: (
-        *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
+        *("word_pairs", "contextual_drift", "influence", "sense_maps", "budget"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
+        *("ledger", "context_shares"),
     ),
     5: ("plotting", "report"),
     6: ("cli",),

@@ -6,7 +6,7 @@ is a key. Their product is then a sum over pairs of parts, exact.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,7 +23,6 @@ from wvprobe.components import Component, stream_components, stream_sources
 from wvprobe.heads import HeadWeights
 from wvprobe.words import Encoding, encode
 
-Group = Literal["component", "source", "kind"]
 GROUPS = ("component", "source", "kind")
 KINDS = ("token", "position", "context", "bias")
 _CONSTANT = 1e-6  # of c‖q‖‖k‖: what a term may vary over keys and still count as constant
@@ -165,7 +164,7 @@ def score_ledger(
     key: Word,
     layer: int,
     head: int,
-    group: Group = "component",
+    group: str = "component",
 ) -> LedgerResult:
     """Write one attention score as an exact double sum over what query and key are made of.
 
