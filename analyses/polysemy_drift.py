@@ -19,7 +19,6 @@ import torch
 
 import wvprobe
 from wvprobe.contextual_drift import drift_baseline
-from wvprobe.first_layer import first_layer_shares
 from wvprobe.influence import context_influence
 from wvprobe.sense_maps import sense_map
 from wvprobe.word_pairs import pair_scores
@@ -68,13 +67,37 @@ contributions.figure()
 # ## Scores of the pair
 #
 # At layer 0 the tokens are the same in both texts, so what differs is position's doing alone.
-# Above, the same pair is scored by other vectors. Gauge-fixed scores can be compared between
-# queries; raw ones cannot.
+# Above, the same pair is scored by other vectors: shares of the query's content, the key's content
+# and the offset say whose. Gauge-fixed scores can be compared between queries; raw ones cannot.
 
 # %%
-first = first_layer_shares(model, text_a, text_b, query="bank", key="river")
+shares = wvprobe.context_dependence(model, text_a, text_b, query="bank", key="river")
+parts = ["query_content", "key_content", "offset"]
+frame = shares.to_frame()
 print("\nlayer 0, bank→river, by head:")
-print(first.to_frame().round(4).to_string(index=False))
+columns = ["head", "score_a", "score_b", *parts, "scale"]
+print(frame.query("layer == 0")[columns].round(4).to_string(index=False))
+print("\nby layer, mean over heads of |share| / c‖q‖‖k‖:")
+sizes = frame[parts].abs().div(frame["scale"], axis=0).groupby(frame["layer"]).mean()
+print(sizes.round(3).to_string())
+shares.figure()
+
+# %% [markdown]
+# ## One score, term by term
+#
+# The head and layer where the raw scores differ most, in the second sentence: which parts of the
+# query meet which parts of the key.
+
+# %%
+most = frame.loc[((frame["score_b"] - frame["score_a"]) / frame["scale"]).abs().idxmax()]
+layer, head = int(most["layer"]), int(most["head"])
+ledger = wvprobe.score_ledger(model, text_b, query="bank", key="river", layer=layer, head=head)
+print(f"\nL{layer}H{head}: {ledger.total:.3f}, its largest terms:")
+columns = ["query_component", "key_component", "term", "gauge_fixed", "sink", "is_gauge"]
+print(ledger.top(8)[columns].round(3).to_string(index=False))
+ledger.figure()
+
+# %%
 scores = pair_scores(model, [text_a, text_b], "bank", "river")
 strongest = scores.to_frame().sort_values("attention", ascending=False)
 print("\nwhere most attention goes from one to the other:")

@@ -5,7 +5,7 @@ import torch
 
 from wvprobe import adapters
 from wvprobe.activations import capture
-from wvprobe.components import Component, stream_components
+from wvprobe.components import Component, position_parts, stream_components, stream_sources
 from wvprobe.errors import InputError
 from wvprobe.testing import FAMILIES, tiny_model
 
@@ -67,6 +67,59 @@ def test_a_head_of_the_last_block_is_what_the_stream_loses_without_it(family):
         assert cosine.min() > 0.8
     else:
         torch.testing.assert_close(plain - without, part, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layer", [0, 3])
+def test_sources_add_up(family, layer, tiny):
+    model = tiny(family)
+    sources = stream_sources(model, TEXT, layer=layer)
+    stream = stream_components(model, TEXT, layer=layer).stream
+    error = (sources.sum(dim=0) - stream).norm(dim=-1) / stream.norm(dim=-1)
+    assert error.max() < 1e-5
+    if layer == 0:
+        assert torch.equal(sources.diagonal(dim1=0, dim2=1).T, stream)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_a_source_is_what_the_heads_brought_from_it(family, tiny):
+    """Block 0 by hand: pattern · v W_O of all heads; BERT's first norm after it, scale frozen."""
+    model = tiny(family)
+    sources = stream_sources(model, TEXT, layer=1)
+    seen = capture(model, TEXT, ["pattern", "v", "resid_pre", "attn_added"], layers=0)
+    pattern, values = seen["pattern"][0, 0].double(), seen["v"][0, :, 0].double()
+    weight = model.blocks[0].attn.W_O.detach().double()
+    values = values.repeat_interleave(len(weight) // values.shape[1], dim=1)
+    source, at = 2, 5
+    brought = torch.einsum("h,he,hed->d", pattern[:, at, source], values[source], weight)
+    if family == "bert":
+        block = model.blocks[0]
+        x = (seen["resid_pre"] + seen["attn_added"])[0, at, 0].double()
+        mid = block.ln1.original_component(x.float())
+        y = mid + capture(model, TEXT, "mlp_out", layers=0)["mlp_out"][0, at, 0]
+        for ln, into in ((block.ln1, x), (block.ln2, y.double())):
+            gain = ln.original_component.weight.detach().double()
+            brought = gain * (brought - brought.mean()) / into.var(correction=0).sqrt()
+    torch.testing.assert_close(sources[source, at], brought, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(sources[at, at], brought)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "bert", "llama"])
+def test_the_position_alone_is_carried_as_among_all(family, tiny):
+    model = tiny(family)
+    arch = adapters.architecture(model)
+    sites = ["resid_pre", "attn_added", "mlp_out"]
+    texts = [TEXT, "A boat."]
+    seen = capture(model, texts, sites)
+    for item, text in enumerate(texts):
+        found = position_parts(model, arch, seen, item)
+        if family == "llama":
+            assert found is None
+            continue
+        for layer in range(arch.n_layers):
+            whole = stream_components(model, text, layer=layer)
+            expected = whole.vectors[whole.names.index(Component("position"))]
+            torch.testing.assert_close(found[layer], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_streams_that_are_not_there(tiny):

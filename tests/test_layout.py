@@ -23,6 +23,7 @@ LEVELS = {
         *("_products", "_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
         "_word_places",
         "_picking",
+        "_shapley",
     ),
     1: (
         *("adapters", "words", "datasets", "circuits"),
@@ -35,6 +36,7 @@ LEVELS = {
     3: (
         "_sinks",
         "components",
+        "_score_parts",
         "_factors",
         "_token_rows",
         "_circuit_ends",
@@ -43,8 +45,9 @@ LEVELS = {
         "models",
     ),
     4: (
-        *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
+        *("word_pairs", "contextual_drift", "influence", "sense_maps", "budget"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
+        *("ledger", "context_shares"),
     ),
     5: ("plotting", "report"),
     6: ("cli",),

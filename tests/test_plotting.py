@@ -8,10 +8,11 @@ from wvprobe._types import Provenance, Result
 from wvprobe.activations import capture
 from wvprobe.auditing import audit
 from wvprobe.budget import known_architectures
+from wvprobe.context_shares import context_dependence
 from wvprobe.contextual_drift import drift_pair
 from wvprobe.errors import InputError
-from wvprobe.first_layer import first_layer_shares
 from wvprobe.influence import context_influence
+from wvprobe.ledger import check_terms, score_ledger
 from wvprobe.plotting import figure
 from wvprobe.sense_maps import sense_map
 from wvprobe.word_pairs import pair_scores
@@ -64,8 +65,53 @@ def test_figures_of_contexts_show_their_controls(tiny):
     drawn = figure(changed)
     assert drawn.data[1].y[-1] == float(changed.values[1, -1])
     assert f"{float(changed.values[1, -1]):.1%}" in drawn.layout.title.text
-    shares = first_layer_shares(tiny("llama"), *TEXTS, query="bank", key="river")
-    assert list(figure(shares).data[2].y) == shares.shares[2].tolist()
+
+
+def test_a_ledger_is_a_waterfall_to_the_score_beside_a_matrix(tiny):
+    found = score_ledger(tiny("qwen2"), TEXTS[1], query="bank", key="river", layer=2, head=1)
+    drawn = figure(found)
+    falls, matrix = drawn.data
+    assert sum(falls.y) == pytest.approx(found.total)
+    top = found.top(12)
+    assert list(falls.y)[:12] == top["term"].tolist() and falls.measure[-1] == "total"
+    first = f"{top['query_component'][0]} × {top['key_component'][0]}"
+    assert falls.x[0] == first and first in drawn.layout.title.text
+    assert matrix.x == matrix.y == ("token", "head", "bias", "mlp")
+    assert sum(map(sum, matrix.z)) == pytest.approx(found.total)
+    frame = found.to_frame().query("query_kind == 'mlp' and key_kind == 'head'")
+    assert matrix.z[3][1] == pytest.approx(frame["term"].sum())
+    assert matrix.zmin == -matrix.zmax
+    sources = score_ledger(
+        tiny("qwen2"), TEXTS[1], query="bank", key="river", layer=2, head=1, group="source"
+    )
+    matrix = figure(sources).data[1]
+    assert len(matrix.x) == len(sources.key_parts) and matrix.z == tuple(
+        tuple(row) for row in sources.terms.tolist()
+    )
+
+
+def test_predictions_are_drawn_against_both_measures(tiny):
+    model = tiny("llama")
+    found = score_ledger(model, TEXTS[1], query="bank", key="river", layer=2, head=1)
+    checked = check_terms(model, found, n=8)
+    drawn = figure(checked)
+    direct, total = drawn.data[7], drawn.data[8]
+    assert list(direct.x) == checked.predicted[2].tolist()
+    assert list(direct.y) == checked.direct[2].tolist()
+    assert list(total.y) == checked.total[2].tolist()
+    summary = checked.summary().query("side == 'both' and terms == 'all'")
+    assert f"r = {summary['correlation'].iloc[0]:.2f}" in drawn.layout.title.text
+
+
+def test_shares_are_stacked_by_layer(tiny):
+    found = context_dependence(tiny("llama"), *TEXTS, query="bank", key="river")
+    drawn = figure(found)
+    sizes = (found.shares.abs() / found.scale).mean(dim=-1)
+    assert [list(bar.y) for bar in drawn.data[:3]] == sizes.tolist()
+    difference = (found.scores[1] - found.scores[0]).abs() / found.scale
+    assert list(drawn.data[3].y) == difference.mean(dim=-1).tolist()
+    assert drawn.layout.barmode == "stack"
+    assert "at layer 0 position alone" in drawn.layout.title.text
 
 
 def test_architectures_are_drawn_against_the_even_split():

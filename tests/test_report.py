@@ -245,7 +245,7 @@ def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, tm
             expected = claim["numbers"][name]
             assert float(value) == pytest.approx(expected, rel=1e-6, abs=1e-9), (claim["id"], name)
         assert claim["flips"] and claim["code"].splitlines()[-1].split("#")[0].strip()
-    assert "first_layer_shares(model, text_a, text_b" in page
+    assert "context_dependence(model, text_a, text_b" in page
 
 
 def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():
@@ -260,7 +260,7 @@ def test_what_an_architecture_does_not_allow_is_not_testable(tiny):
 
     class Refusing(Measured):
         @property
-        def first_layer(self):
+        def shares(self):
             raise UnsupportedError("no such scores. Use others.")
 
     found = claim.judge(Refusing(tiny("llama")))

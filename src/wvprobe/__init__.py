@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from wvprobe.auditing import audit as audit
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
+    from wvprobe.context_shares import context_dependence as context_dependence
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_conllu as load_conllu
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
     from wvprobe.heads import HeadWeights as HeadWeights
+    from wvprobe.ledger import score_ledger as score_ledger
     from wvprobe.models import load as load
     from wvprobe.offsets import offset_profile as offset_profile
     from wvprobe.plotting import figure as figure
@@ -39,6 +41,7 @@ _HOMES = {
     "capture": "activations",
     "copying_scores": "copying",
     "composition": "compose",
+    "context_dependence": "context_shares",
     "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",
@@ -47,6 +50,7 @@ _HOMES = {
     "load_iob2": "datasets",
     "load_senses": "datasets",
     "offset_profile": "offsets",
+    "score_ledger": "ledger",
     "spectra": "singular",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",

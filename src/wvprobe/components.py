@@ -17,6 +17,7 @@ from wvprobe import adapters
 from wvprobe._validate import index
 from wvprobe.activations import Activations, read_sites
 from wvprobe.adapters import Architecture, Norm
+from wvprobe.words import encode
 
 
 class Component(NamedTuple):
@@ -31,6 +32,14 @@ class Component(NamedTuple):
     kind: str
     layer: int | None = None
     head: int | None = None
+
+    def __str__(self) -> str:
+        """Return a short name: ``token``, ``L5H1``, ``MLP 5``, ``bias 5``."""
+        if self.layer is None:
+            return self.kind
+        if self.kind == "head":
+            return f"L{self.layer}H{self.head}"
+        return f"{'MLP' if self.kind == 'mlp' else self.kind} {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,27 @@ class StreamComponents:
         return float((error / self.stream.norm(dim=-1)).max())
 
 
+class _Block:
+    """What one block wrote, and what it read, in one text."""
+
+    def __init__(self, model: Any, arch: Architecture, seen: Activations, block: int) -> None:
+        self.model, self.arch, self.seen, self.block = model, arch, seen, block
+
+    def read(self, site: str) -> Tensor:
+        """Return a site, [pos, ...], float64; a pattern is [head, query, key]."""
+        at = (0, self.block) if site == "pattern" else (0, slice(None), self.block)
+        return self.seen[site][at].double()
+
+    def added(self, out: Tensor) -> Tensor:
+        """Carry parts of what W_O gives, [..., pos, d_model], to the stream (Gemma-2's norm)."""
+        norm = adapters.post_attention_norm(self.model, self.arch, self.block)
+        return out if norm is None else norm.linear(out, norm.scale(self.read("attn_out")))
+
+
 class Carried:
     """Components of a stream, each kept apart while blocks add to them and norms scale them."""
+
+    SITES = ("head_out",)
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -71,6 +99,11 @@ class Carried:
         self.names.append(name)
         self.parts.append(part)
 
+    def add_heads(self, block: _Block) -> None:
+        """Add what every head of a block wrote."""
+        for head, part in enumerate(block.read("head_out").unbind(1)):
+            self.add(Component("head", block.block, head), part)
+
     def through(self, norm: Norm, x: Tensor, bias: Component) -> None:
         """Carry all parts through a norm whose input was `x`; its bias is a component."""
         scale = norm.scale(x)
@@ -81,6 +114,33 @@ class Carried:
     def total(self) -> Tensor:
         """Return the sum of all parts."""
         return torch.stack(self.parts).sum(dim=0)
+
+
+class _Sources:
+    """A stream kept apart by the token that its parts were last read from."""
+
+    SITES = ("pattern", "v")
+
+    def __init__(self, pos: int, d_model: int) -> None:
+        self.parts = torch.zeros(pos, pos, d_model, dtype=torch.float64)  # [source, pos, d_model]
+
+    def add(self, _name: Component, part: Tensor) -> None:
+        """Add what was written at every position from that position itself."""
+        self.parts.diagonal(dim1=0, dim2=1).add_(part.T)
+
+    def add_heads(self, block: _Block) -> None:
+        """Add a_js v_s W_O of every head, from every source s to every position j."""
+        weight = adapters.output_weight(block.model, block.arch, block.block).double().cpu()
+        values = block.read("v")
+        values = values.repeat_interleave(len(weight) // values.shape[1], dim=1)
+        written = torch.einsum("she,hed->shd", values, weight)
+        self.parts += block.added(torch.einsum("hjs,shd->sjd", block.read("pattern"), written))
+
+    def through(self, norm: Norm, x: Tensor, bias: Component) -> None:
+        """Carry all parts through a norm whose input was `x`."""
+        self.parts = norm.linear(self.parts, norm.scale(x))
+        if norm.bias is not None:
+            self.add(bias, norm.bias.to(x.dtype).expand_as(x))
 
 
 def stream_components(model: Any, text: str, *, layer: int) -> StreamComponents:
@@ -96,12 +156,8 @@ def stream_components(model: Any, text: str, *, layer: int) -> StreamComponents:
     """
     arch = adapters.architecture(model)
     layer = index("layer", layer, arch.n_layers + 1, "streams")
-    seen = read_sites(model, text, "stream", layers=sorted({0, layer}))
     carried = Carried()
-    for name, part in _embedded(model, arch, seen):
-        carried.add(name, part)
-    if layer:
-        _add_blocks(model, arch, text, layer, carried)
+    seen = _fill(model, arch, text, layer, carried)
     return StreamComponents(
         names=tuple(carried.names),
         vectors=torch.stack(carried.parts),
@@ -111,25 +167,122 @@ def stream_components(model: Any, text: str, *, layer: int) -> StreamComponents:
     )
 
 
+def stream_sources(model: Any, text: str, *, layer: int) -> Float[Tensor, "source pos d_model"]:
+    """Take the stream of every token of a text apart by source token, one step back.
+
+    What a head wrote at a position is split by the tokens that it looked at, a_js v_s W_O with the
+    head's own pattern a and values v. All else (token, position, MLPs, biases) belongs to the
+    position itself. It is one step and no more: the values at s hold what earlier heads brought
+    there from elsewhere. Norms carry the parts with frozen scales; they add up to the stream.
+
+    Args:
+        model: a TransformerBridge.
+        text: the text.
+        layer: which stream: 0 the embedding, k after block k − 1, up to the number of blocks.
+
+    Raises:
+        InputError: no such stream.
+    """
+    arch = adapters.architecture(model)
+    layer = index("layer", layer, arch.n_layers + 1, "streams")
+    carried = _Sources(len(encode(model, text).ids), arch.d_model)
+    _fill(model, arch, text, layer, carried)
+    return carried.parts
+
+
+class EmbeddingParts(NamedTuple):
+    """What a model of learned positions adds up before its blocks.
+
+    Attributes:
+        token: [pos, d_model], float64. Likewise:
+        position: the learned position.
+        constant: what is the same for all tokens (BERT's type embedding; zeros elsewhere).
+        norm: the norm on their sum (BERT), or None.
+    """
+
+    token: Float[Tensor, "pos d_model"]
+    position: Float[Tensor, "pos d_model"]
+    constant: Float[Tensor, "pos d_model"]
+    norm: Norm | None
+
+
+def embedding_parts(
+    model: Any, arch: Architecture, tokens: tuple[int, ...]
+) -> EmbeddingParts | None:
+    """Return what the embedding of tokens is the sum of; None without learned positions."""
+    table = adapters.position_table(model, arch)
+    if table is None:
+        return None
+    token = adapters.embedding_table(model).detach().cpu()[list(tokens)].double()
+    kind = adapters.token_type_embedding(model)
+    constant = torch.zeros_like(token) if kind is None else kind.cpu().double().expand_as(token)
+    position = table.cpu()[: len(tokens)].double()
+    return EmbeddingParts(token, position, constant, adapters.embedding_norm(model, arch))
+
+
+def position_parts(
+    model: Any, arch: Architecture, seen: Activations, item: int
+) -> Float[Tensor, "layer pos d_model"] | None:
+    """Return the learned position's part of what every block reads, and nothing else.
+
+    Blocks only add to the stream, so that it stays what it was; in a post-norm model (BERT) every
+    norm scales it, by the text's own frozen scale.
+
+    Args:
+        model: a TransformerBridge.
+        arch: its architecture.
+        seen: of :func:`~wvprobe.capture` with ``resid_pre`` at all positions and layers; for a
+            post-norm model ``attn_added`` and ``mlp_out`` too.
+        item: which of its texts.
+
+    Returns:
+        float64; None without learned positions.
+    """
+    tokens = seen.tokens[item]
+    parts = embedding_parts(model, arch, tokens)
+    if parts is None:
+        return None
+    part, found = parts.position, []
+    if parts.norm is not None:
+        part = parts.norm.linear(part, parts.norm.scale(sum(parts[:3], torch.zeros(()))))
+    for block in range(arch.n_layers):
+        found.append(part)
+        norms = adapters.stream_norms(model, arch, block)
+        if norms is not None and block + 1 < arch.n_layers:
+            sites = ("resid_pre", "attn_added", "mlp_out")
+            x, attention, mlp = (seen[s][item, : len(tokens), block].double() for s in sites)
+            part = norms[0].linear(part, norms[0].scale(x + attention))
+            mid = norms[0](x + attention)
+            part = norms[1].linear(part, norms[1].scale(mid + mlp))
+    return torch.stack(found)
+
+
+def _fill(
+    model: Any, arch: Architecture, text: str, layer: int, carried: Carried | _Sources
+) -> Activations:
+    """Let everything that wrote a stream add its part; return the embedding and that stream."""
+    seen = read_sites(model, text, "stream", layers=sorted({0, layer}))
+    for name, part in _embedded(model, arch, seen):
+        carried.add(name, part)
+    if layer:
+        _add_blocks(model, arch, text, layer, carried)
+    return seen
+
+
 def _embedded(
     model: Any, arch: Architecture, seen: Activations
 ) -> Iterator[tuple[Component, Tensor]]:
     """Yield what the embedding wrote: token, position, and what is the same for all tokens."""
     stream = seen["stream"][0, :, 0].double()
-    table = adapters.position_table(model, arch)
-    if table is None:
+    parts = embedding_parts(model, arch, seen.tokens[0])
+    if parts is None:
         yield Component("token"), stream
         return
-    ids = torch.tensor(seen.tokens[0])
-    token = adapters.embedding_table(model).detach().cpu()[ids].double()
-    position = table.cpu()[: len(ids)].double()
-    norm = adapters.embedding_norm(model, arch)
+    token, position, constant, norm = parts
     if norm is None:
         yield Component("token"), token
         yield Component("position"), stream - token
         return
-    kind = adapters.token_type_embedding(model)
-    constant = torch.zeros_like(token) if kind is None else kind.cpu().double().expand_as(token)
     scale = norm.scale(token + position + constant)
     yield Component("token"), norm.linear(token, scale)
     yield Component("position"), norm.linear(position, scale)
@@ -137,34 +290,24 @@ def _embedded(
     yield Component("bias"), constant if norm.bias is None else constant + norm.bias.double()
 
 
-def _add_blocks(model: Any, arch: Architecture, text: str, layer: int, carried: Carried) -> None:
-    sites = ("head_out", "resid_pre", "attn_out", "attn_added", "mlp_out")
+def _add_blocks(
+    model: Any, arch: Architecture, text: str, layer: int, carried: Carried | _Sources
+) -> None:
+    sites = (*carried.SITES, "resid_pre", "attn_out", "attn_added", "mlp_out")
     seen = read_sites(model, text, sites, layers=range(layer))
-
-    def read(site: str, block: int) -> Tensor:
-        return seen[site][0, :, block].double()
-
-    for block in range(layer):
-        norms = adapters.stream_norms(model, arch, block)
-        stream = read("resid_pre", block)
-        heads = read("head_out", block)
-        for head in range(arch.n_heads):
-            carried.add(Component("head", block, head), heads[:, head])
-        bias = adapters.output_bias(model, block)
+    for number in range(layer):
+        block, name = _Block(model, arch, seen, number), Component("bias", number)
+        carried.add_heads(block)
+        bias = adapters.output_bias(model, number)
         if bias is not None:
-            carried.add(Component("bias", block), _bias_share(model, arch, block, bias, read))
+            out = block.read("attn_out")
+            carried.add(name, block.added(bias.cpu().double().expand_as(out)))
+        norms = adapters.stream_norms(model, arch, number)
+        stream = block.read("resid_pre")
         if norms is not None:
-            stream = stream + read("attn_added", block)
-            carried.through(norms[0], stream, Component("bias", block))
+            stream = stream + block.read("attn_added")
+            carried.through(norms[0], stream, name)
             stream = norms[0](stream)
-        carried.add(Component("mlp", block), read("mlp_out", block))
+        carried.add(Component("mlp", number), block.read("mlp_out"))
         if norms is not None:
-            carried.through(norms[1], stream + read("mlp_out", block), Component("bias", block))
-
-
-def _bias_share(model: Any, arch: Architecture, block: int, bias: Tensor, read: Any) -> Tensor:
-    """Return b_O's share of what attention adds, [pos, d_model]."""
-    out = read("attn_out", block)
-    bias = bias.cpu().double().expand_as(out)
-    norm = adapters.post_attention_norm(model, arch, block)
-    return bias if norm is None else norm.linear(bias, norm.scale(out))
+            carried.through(norms[1], stream + block.read("mlp_out"), name)

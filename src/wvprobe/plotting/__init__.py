@@ -10,14 +10,23 @@ from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
 from wvprobe.budget import KnownArchitectures
 from wvprobe.compose import CompositionResult
+from wvprobe.context_shares import ContextResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
 from wvprobe.copying import CopyingResult
 from wvprobe.errors import InputError
-from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
+from wvprobe.ledger import CausalCheckResult, LedgerResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import (
+    _composition,
+    _contexts,
+    _ledgers,
+    _models,
+    _spectra,
+    _vocabulary,
+    _words,
+)
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
@@ -30,7 +39,9 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     AuditResult: _models.audit,
     CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
-    FirstLayerShares: _contexts.first_layer,
+    CausalCheckResult: _ledgers.causal_check,
+    ContextResult: _ledgers.context_shares,
+    LedgerResult: _ledgers.ledger,
     InfluenceResult: _contexts.influence,
     KnownArchitectures: _models.architectures,
     PairContributions: _words.contributions,

@@ -1,10 +1,9 @@
-"""Figures of one word in its contexts: its senses, its neighbours' influence, position alone."""
+"""Figures of one word in its contexts: its senses, and its neighbours' influence."""
 
 import plotly.graph_objects as go
 
-from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import SIDES, InfluenceResult
-from wvprobe.plotting._style import ACCENT, BAD, MUTED, STREAM_AXIS, short
+from wvprobe.plotting._style import ACCENT, MUTED, STREAM_AXIS, short
 from wvprobe.sense_maps import SenseMap
 
 
@@ -60,22 +59,3 @@ def influence(result: InfluenceResult) -> go.Figure:
     )
     drawn.update_yaxes(title_text="‖x − x′‖ / ‖x‖", rangemode="tozero")
     return drawn.update_layout(title_text=title, height=400, xaxis_title=STREAM_AXIS)
-
-
-def first_layer(result: FirstLayerShares) -> go.Figure:
-    """Shares of tokens and of position in each head's difference, as bars around 0."""
-    frame, drawn = result.to_frame(), go.Figure()
-    heads = frame["head"].tolist()
-    for part, colour in (("query_token", MUTED), ("key_token", BAD), ("position", ACCENT)):
-        drawn.add_bar(x=heads, y=frame[part].tolist(), name=part, marker_color=colour)
-    largest = frame["position"].abs().max()
-    title = (
-        f"Layer 0, {result.query}→{result.key}: position alone moves the same pair's score by up "
-        f"to {largest:.2f}"
-        if result.same_tokens
-        else f"Layer 0, {result.query}→{result.key}: the tokens differ between the texts"
-    )
-    drawn.update_yaxes(title_text="share of the difference of raw scores")
-    return drawn.update_layout(
-        title_text=title, height=380, barmode="relative", xaxis={"title": "head", "dtick": 1}
-    )

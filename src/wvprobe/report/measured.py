@@ -3,8 +3,8 @@
 from functools import cached_property
 from typing import Any
 
+from wvprobe.context_shares import ContextResult, context_dependence
 from wvprobe.contextual_drift import PairDriftResult, drift_pair
-from wvprobe.first_layer import FirstLayerShares, first_layer_shares
 from wvprobe.influence import InfluenceResult, context_influence
 from wvprobe.sense_maps import SenseMap, sense_map
 from wvprobe.word_pairs import PairScores, pair_scores
@@ -32,9 +32,9 @@ class Measured:
         return pair_scores(self.model, [TEXT_A, TEXT_B], WORD, OTHER)
 
     @cached_property
-    def first_layer(self) -> FirstLayerShares:
-        """The layer-0 score from 'bank' to 'river' in both texts, taken apart."""
-        return first_layer_shares(self.model, TEXT_A, TEXT_B, query=WORD, key=OTHER)
+    def shares(self) -> ContextResult:
+        """The scores from 'bank' to 'river' in both texts, their difference taken apart."""
+        return context_dependence(self.model, TEXT_A, TEXT_B, query=WORD, key=OTHER)
 
     @cached_property
     def influence(self) -> InfluenceResult:

@@ -38,13 +38,13 @@ def judge_position(content: Sequence[float], position: Sequence[float], n: int) 
 
 def position_alone(measured: Measured) -> Finding:
     """Hold the tokens' shares of the layer-0 score's difference against the positions'."""
-    found = measured.first_layer
+    found = measured.shares
     if not found.same_tokens:
         return Finding(
             "not testable here",
-            reason=f"“{found.query}” or “{found.key}” is another token in the second text.",
+            reason=f"a word of {found.pair()} is another token in the second text.",
         )
-    shares = (found.shares.abs() / found.scale).double()
+    shares = (found.shares.abs() / found.scale)[:, 0]
     return judge_position(shares[:2].amax(dim=0).tolist(), shares[2].tolist(), shares.shape[1])
 
 
@@ -143,9 +143,10 @@ def judge_changes(
 
 def both_differ(measured: Measured) -> Finding:
     """Hold the changes of Q of 'bank' and K of 'river' against the margin."""
-    found = measured.first_layer
+    found = measured.shares
     at = (found.positions[0][0], found.positions[1][0])
-    return judge_changes(found.queries, found.keys, at)
+    changes = ((float(of[0, 0]), float(of[0, 1])) for of in (found.queries, found.keys))
+    return judge_changes(*changes, at)
 
 
 def judge_influence(mean: float, interval: tuple[float, float], control: float, n: int) -> Finding:
@@ -178,7 +179,7 @@ def steeped(measured: Measured) -> Finding:
 
 
 def position_exhibits(measured: Measured) -> list[Exhibit]:
-    """Show the layer-0 shares, and the scores of all layers."""
+    """Show the shares, and the scores, of all layers."""
     scores = measured.scores
     text = (
         "Scores of every layer and head, query→key, before masking and softmax, minus the mean of "
@@ -190,10 +191,12 @@ def position_exhibits(measured: Measured) -> list[Exhibit]:
             "Pale panels are masked: in a decoder a query does not see keys after it. The raw "
             "score of such a pair exists and is shown; its attention is 0."
         )
-    shares = measured.first_layer
+    shares = measured.shares
     where = " and ".join(f"{q}→{k}" for q, k in shares.positions)
     exact = (
-        f"Shapley shares of the difference of the two raw scores at layer 0 (tokens {where}). "
+        f"Shapley shares of the difference of the two raw scores, by layer (tokens {where}). At "
+        "layer 0 query and key are functions of token and position alone; above, they also hold "
+        "what earlier layers made of the rest of each text. "
         f"They reproduce the model's own scores to {shares.reconstruction_error:.0e} of c‖q‖‖k‖."
     )
     return [Exhibit(shares, exact), Exhibit(scores, text)]
@@ -243,10 +246,8 @@ CLAIMS = (
         "Sentences in which the two words stand equally far apart (or, with learned positions, at "
         "the same places) would refute it, as would a model without positions.",
         """\
-from wvprobe.first_layer import first_layer_shares
-
-found = first_layer_shares(model, text_a, text_b, query="bank", key="river")
-share = (found.shares.abs() / found.scale).double()
+found = wvprobe.context_dependence(model, text_a, text_b, query="bank", key="river")
+share = (found.shares.abs() / found.scale)[:, 0]
 numbers = {
     "largest_content_share": share[:2].max().item(),
     "largest_position_share": share[2].max().item(),
@@ -291,14 +292,12 @@ numbers = {
         both_differ,
         "Sentences in which 'bank' has another index would support it; here it has the same.",
         """\
-from wvprobe.first_layer import first_layer_shares
-
-found = first_layer_shares(model, text_a, text_b, query="bank", key="river")
+found = wvprobe.context_dependence(model, text_a, text_b, query="bank", key="river")
 numbers = {
-    "query_unrotated": found.queries[0],
-    "query": found.queries[1],
-    "key_unrotated": found.keys[0],
-    "key": found.keys[1],
+    "query_unrotated": found.queries[0, 0],
+    "query": found.queries[0, 1],
+    "key_unrotated": found.keys[0, 0],
+    "key": found.keys[0, 1],
 }""",
     ),
     Claim(
