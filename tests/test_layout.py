@@ -29,6 +29,7 @@ LEVELS = {
     2: ("activations", "heads", "testing", "_packaged"),
     3: (
         "_sinks",
+        "_kernels",
         "components",
         "_factors",
         "_token_rows",
@@ -39,6 +40,7 @@ LEVELS = {
     ),
     4: (
         *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
+        *("attention_clock",),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
     ),
     5: ("plotting", "report"),

@@ -7,8 +7,9 @@ import plotly.graph_objects as go
 
 from wvprobe._types import Result
 from wvprobe.activations import Activations
+from wvprobe.attention_clock import AttentionTimes
 from wvprobe.auditing import AuditResult
-from wvprobe.budget import KnownArchitectures
+from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
 from wvprobe.copying import CopyingResult
@@ -17,7 +18,15 @@ from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import (
+    _budget,
+    _composition,
+    _contexts,
+    _models,
+    _spectra,
+    _vocabulary,
+    _words,
+)
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
@@ -27,12 +36,15 @@ from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
+    Alternatives: _budget.alternatives,
+    AttentionTimes: _budget.attention_times,
     AuditResult: _models.audit,
     CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
     FirstLayerShares: _contexts.first_layer,
+    HeadScaling: _budget.scaling,
     InfluenceResult: _contexts.influence,
-    KnownArchitectures: _models.architectures,
+    KnownArchitectures: _budget.architectures,
     PairContributions: _words.contributions,
     CompositionResult: _composition.composition,
     OverlapResult: _composition.overlap,
