@@ -130,9 +130,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self._seen: dict[str, None] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if any(part in name for part in _WORK):
             self._seen[f"aten::{name}"] = None

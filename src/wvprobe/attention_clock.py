@@ -244,7 +244,8 @@ def time_attention(
     length("d_model", d_model)
     length("n_tokens", n_tokens)
     widths = _splits(d_model, d_heads, uneven)
-    chosen = [one_of("kernels", name, KERNELS) for name in (KERNELS if kernels is None else kernels)]
+    wanted = KERNELS if kernels is None else kernels
+    chosen = [one_of("kernels", name, KERNELS) for name in wanted]
     for direction in directions:
         one_of("directions", direction, DIRECTIONS)
     devices = _devices(device)

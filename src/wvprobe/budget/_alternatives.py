@@ -23,7 +23,9 @@ class Alternative:
         widths: by query head, the width of its queries and keys.
         n_kv_heads: key-value heads of a layer.
         d_head_v: by query head, the width of its values.
-        layer_parameters: parameters of one layer's attention.
+        layer_qkv: weights of one layer up to queries, keys and values: W_Q, W_K and W_V, or the
+            maps into and out of latents.
+        layer_parameters: parameters of one layer's attention, W_O, biases and gains included.
         parameters: of all layers' attention.
         kv_bytes: bytes that one token leaves in the cache; None where nothing can be kept.
         flops: FLOPs of one token in all layers' attention.
@@ -34,6 +36,7 @@ class Alternative:
     widths: tuple[int, ...]
     n_kv_heads: int
     d_head_v: tuple[int, ...]
+    layer_qkv: int
     layer_parameters: int
     parameters: int
     kv_bytes: int | None
@@ -74,8 +77,8 @@ class Alternatives(Result):
         """Return one row an alternative.
 
         Columns: kind n_heads n_kv_heads d_head (narrowest) d_head_max d_head_v concat_width
-        layer_parameters parameters parameters_ratio kv_bytes kv_ratio flops flops_ratio breaks.
-        Ratios are to the model as it is. `concat_width` is the rows of W_O.
+        layer_qkv layer_parameters parameters parameters_ratio kv_bytes kv_ratio flops flops_ratio
+        breaks. Ratios are to the model as it is. `concat_width` is the rows of W_O.
         """
         import pandas
 
@@ -92,6 +95,7 @@ class Alternatives(Result):
                     "d_head_max": max(option.widths),
                     "d_head_v": max(option.d_head_v),
                     "concat_width": sum(option.d_head_v),
+                    "layer_qkv": option.layer_qkv,
                     "layer_parameters": option.layer_parameters,
                     "parameters": option.parameters,
                     "parameters_ratio": option.parameters / own.parameters,
@@ -194,6 +198,7 @@ def _even(kind: str, budget: HeadBudget, context: int, dtype: str) -> Alternativ
         widths=(budget.width,) * budget.n_heads,
         n_kv_heads=budget.kv_heads,
         d_head_v=(budget.width_v,) * budget.n_heads,
+        layer_qkv=sum(r * c for name, (r, c) in budget.matrices.items() if name != "W_O"),
         layer_parameters=sum(budget.layer_parameters.values()),
         parameters=budget.n_attention,
         kv_bytes=budget.kv_cache_bytes(dtype) if budget.causal else None,

@@ -110,14 +110,21 @@ def scaling(result: HeadScaling) -> go.Figure:
         mode="markers",
         text=list(result.names),
         customdata=list(zip(result.families, d_head, strict=True)),
-        marker={"size": 9, "color": d_head, "colorscale": "Viridis", "colorbar": {"title": "d_head"}},
+        marker={
+            "size": 9,
+            "color": d_head,
+            "colorscale": "Viridis",
+            "colorbar": {"title": "d_head"},
+        },
         hovertemplate="%{text} (%{customdata[0]}): %{y} heads of %{customdata[1]}<extra></extra>",
         showlegend=False,
     )
     fitted = f"slope {slope:.2f} ({low:.2f} to {high:.2f})"
     drawn.add_scatter(x=ends, y=line(slope), mode="lines", line={"color": ACCENT}, name=fitted)
     dashed = {"color": MUTED, "dash": "dash"}
-    drawn.add_scatter(x=ends, y=line(1.0), mode="lines", line=dashed, name="slope 1: constant d_head")
+    drawn.add_scatter(
+        x=ends, y=line(1.0), mode="lines", line=dashed, name="slope 1: constant d_head"
+    )
     wider = result.slope("d_head")
     drawn.update_xaxes(type="log", title_text="d_model")
     drawn.update_yaxes(type="log", title_text="n_heads")
