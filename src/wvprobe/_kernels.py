@@ -1,5 +1,6 @@
 """Attention kernels forced one by one, what each really runs, and what the machine can do."""
 
+import contextlib
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -70,20 +71,25 @@ class Run:
     ) -> None:
         """Make the inputs; nothing runs yet."""
         self.kernel, self.direction, self.inputs = kernel, direction, inputs
-        back = direction == "backward"
+
+        def made(count: int, width: int) -> Tensor:
+            return inputs.heads(count, width).requires_grad_(direction == "backward")
+
         self.heads = [
-            tuple(inputs.heads(count, width).requires_grad_(back) for _ in "qkv")
-            for count, width in calls
+            (made(count, width), made(count, width), made(count, width)) for count, width in calls
         ]
         self.ran = ""
+        self._watch: Any = contextlib.nullcontext()
 
     def refusal(self) -> str:
         """Run once, note what ran, and return why torch cannot ("" where it can)."""
         try:
-            with _Recorder() as recorder:
-                self.once()
+            self._watch = recorder = _Recorder()
+            self.once()
         except (RuntimeError, NotImplementedError) as error:
             return " ".join(str(error).split())[:200]
+        finally:
+            self._watch = contextlib.nullcontext()
         self.ran = recorder.told
         self.once()
         return ""
@@ -103,7 +109,9 @@ class Run:
             return [self._eager(*call) for call in self.heads]
         with sdpa_kernel([backend]):
             causal = self.inputs.causal
-            return [F.scaled_dot_product_attention(*call, is_causal=causal) for call in self.heads]
+            return [
+                F.scaled_dot_product_attention(q, k, v, is_causal=causal) for q, k, v in self.heads
+            ]
 
     def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
@@ -113,10 +121,11 @@ class Run:
 
     def _timed(self, work: Callable[[], Any]) -> float:
         self._wait()
-        start = time.perf_counter()
-        work()
-        self._wait()
-        return time.perf_counter() - start
+        with self._watch:
+            start = time.perf_counter()
+            work()
+            self._wait()
+            return time.perf_counter() - start
 
     def _wait(self) -> None:
         if self.inputs.device.type == "cuda":

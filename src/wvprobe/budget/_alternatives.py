@@ -82,10 +82,9 @@ class Alternatives(Result):
         """
         import pandas
 
-        own = self.options[0]
-        rows = []
+        own, rows = self.options[0], []
+        kept = own.kv_bytes
         for option in self.options:
-            cached = own.kv_bytes and option.kv_bytes is not None
             rows.append(
                 {
                     "kind": option.kind,
@@ -100,7 +99,7 @@ class Alternatives(Result):
                     "parameters": option.parameters,
                     "parameters_ratio": option.parameters / own.parameters,
                     "kv_bytes": option.kv_bytes,
-                    "kv_ratio": (option.kv_bytes or 0) / own.kv_bytes if cached else None,
+                    "kv_ratio": None if kept is None else (option.kv_bytes or 0) / kept,
                     "flops": option.flops,
                     "flops_ratio": option.flops / own.flops,
                     "breaks": "; ".join(option.breaks),

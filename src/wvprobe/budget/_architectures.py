@@ -103,4 +103,5 @@ def _budget(row: Mapping[str, str]) -> HeadBudget:
         for name, value in row.items()
         if name in _WORDS or value
     }
-    return HeadBudget(**values | {"causal": bool(values["causal"])})
+    values["causal"] = bool(values["causal"])
+    return HeadBudget(**values)

@@ -286,7 +286,7 @@ class HeadBudget:
     def to_frame(self) -> Any:
         """Return one row a matrix, bias, gain or part outside attention.
 
-        Columns: part layer_parameters parameters share. `layer_parameters` is NaN outside
+        Columns: part layer_parameters parameters share. `layer_parameters` is blank outside
         attention; `share` is of what is listed.
         """
         import pandas
@@ -297,7 +297,8 @@ class HeadBudget:
         total = sum(count for _, _, count in rows)
         table = [(*row, row[-1] / total) for row in rows]
         columns = ["part", "layer_parameters", "parameters", "share"]
-        return pandas.DataFrame(table, columns=columns)
+        frame = pandas.DataFrame(table, columns=columns)
+        return frame.astype({"layer_parameters": "Int64"})  # whole numbers, blanks among them
 
     @classmethod
     def from_config(cls, config: Any) -> "HeadBudget":

@@ -98,7 +98,7 @@ def _names_no_head(config: Any) -> bool:
     import transformers
 
     bare = transformers.MODEL_MAPPING.get(type(config), None)
-    return bare is not None and bare.__name__ in (config.architectures or ())
+    return getattr(bare, "__name__", None) in (config.architectures or ())
 
 
 def _described(config: Any, headless: bool) -> HeadBudget:

@@ -104,7 +104,7 @@ def head_scaling(
     logs = sizes.log()
     x, y = logs[:, :1], torch.cat([logs[:, 1:], logs[:, 1:].sum(dim=1, keepdim=True)], dim=1)
     weights = _resamples(families, seed)
-    within = [_centred(values, families) for values in (x, y)]
+    inner_x, inner_y = _centred(x, families), _centred(y, families)
     hit = torch.tensor([float(b.width in tuple(widths)) for b in models], dtype=torch.float64)
     share = (weights @ hit) / weights.sum(dim=1)
     return HeadScaling(
@@ -114,7 +114,9 @@ def head_scaling(
         names=tuple(budget.name for budget in models),
         families=families,
         sizes=sizes,
-        slopes=torch.stack([_ends(_slopes(x, y, weights)), _ends(_slopes(*within, weights))]),
+        slopes=torch.stack(
+            [_ends(_slopes(x, y, weights)), _ends(_slopes(inner_x, inner_y, weights))]
+        ),
         common_widths=tuple(widths),
         common_share=_ends(share[:, None])[0],
     )

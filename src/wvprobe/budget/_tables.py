@@ -28,7 +28,7 @@ def budget_of(model: str | None, numbers: Mapping[str, int | None]) -> HeadBudge
         InputError: neither a model nor enough numbers, or both.
         ModelFileError: a config that cannot be read.
     """
-    given = {name: value for name, value in numbers.items() if value is not None}
+    given: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
     if model is None:
         if "d_model" not in given or "n_heads" not in given:
             hint = "For instance: wvprobe budget --d-model 12288 --heads 96 --layers 96"
@@ -125,9 +125,11 @@ def _written(frame: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    import pandas
+
     if isinstance(value, (bool, str)):
         return str(value).lower() if isinstance(value, bool) else value
-    if value is None or value != value:
+    if pandas.isna(value):
         return ""
     # A column with blanks holds whole numbers as floats.
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"

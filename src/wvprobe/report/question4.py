@@ -51,7 +51,7 @@ def judge_published(claimed: Mapping[str, int], published: Mapping[str, int]) ->
 def head_widths(_measured: Measured) -> Finding:
     """Hold the claimed widths of queries and keys against the published ones."""
     known = known_architectures()
-    found = judge_published(_CLAIMED, {name: known[name].d_head for name in _CLAIMED})
+    found = judge_published(_CLAIMED, {name: known[name].width for name in _CLAIMED})
     width = known["DeepSeek-V3"]
     also = (
         f" DeepSeek-V3's queries and keys have {width.d_head} dimensions (128 and 64 rotated), its "
