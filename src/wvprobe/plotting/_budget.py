@@ -7,9 +7,10 @@ from plotly.subplots import make_subplots
 
 from wvprobe.attention_clock import AttentionTimes
 from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
-from wvprobe.plotting._style import ACCENT, BAD, MUTED, TOP_WITH_PANELS
+from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, TOP_WITH_PANELS
 
 _KINDS = {"MHA": ACCENT, "GQA": "#2e8b6f", "MQA": "#b7791f", "MLA": BAD}
+_GIVEN = {"size": 17, "symbol": "circle-open", "color": INK, "line": {"width": 2}}
 _KERNELS = {
     "flash": ACCENT,
     "efficient": "#2e8b6f",
@@ -70,22 +71,23 @@ def architectures(result: KnownArchitectures) -> go.Figure:
 
 def _by_year(drawn: go.Figure, frame: Any) -> None:
     """Add d_head by year, a point for all models alike, sized by how many they are."""
-    for kind, models in frame.groupby("kind", sort=False):
+    for shift, (kind, models) in enumerate(frame.groupby("kind", sort=False)):
         rows = models.groupby(["year", "d_head"], as_index=False).agg(
             name=("name", "; ".join), n=("name", "size")
         )
         drawn.add_scatter(
-            x=rows["year"].tolist(),
+            x=(rows["year"] + 0.18 * (shift - 1.5)).tolist(),  # side by side
             y=rows["d_head"].tolist(),
             mode="markers",
             text=rows["name"].tolist(),
+            customdata=rows["year"].tolist(),
             marker={
                 "size": (7 + 4 * rows["n"] ** 0.5).tolist(),
                 "color": _KINDS[str(kind)],
                 "opacity": 0.65,
             },
             name=str(kind),
-            hovertemplate="%{x}, %{y}: %{text}<extra></extra>",
+            hovertemplate="%{customdata}, %{y}: %{text}<extra></extra>",
             row=1,
             col=2,
         )
@@ -155,7 +157,7 @@ def alternatives(result: Alternatives) -> go.Figure:
             y=rows[measure].tolist(),
             mode="markers",
             text=labels,
-            marker={"size": 16 if kind == "as given" else 9, "opacity": 0.75},
+            marker=_GIVEN if kind == "as given" else {"size": 9, "opacity": 0.75},
             name=str(kind),
             hovertemplate="%{text}<br>parameters × %{x:.3g}, %{y:.3g}<extra></extra>",
         )
@@ -216,7 +218,7 @@ def _kernel_traces(frame: Any) -> list[go.Scatter]:
         milliseconds = 1e3 * rows["seconds"]
         traces.append(
             go.Scatter(
-                x=(rows["d_head"] if even else _mean_width(rows)).tolist(),
+                x=(rows["d_head"] if even else _SHIFTS[layout] * _mean_width(rows)).tolist(),
                 y=milliseconds.tolist(),
                 error_y={
                     "array": (1e3 * rows["high"] - milliseconds).tolist(),
@@ -242,6 +244,7 @@ def _kernel_traces(frame: Any) -> list[go.Scatter]:
     return [*traces, floor]
 
 
+_SHIFTS = {"padded": 0.85, "looped": 1.0, "grouped": 1.18}  # side by side
 _SYMBOLS = {"even": "circle", "padded": "x", "looped": "triangle-up", "grouped": "diamond"}
 
 
