@@ -35,6 +35,7 @@ LEVELS = {
     ),
     3: (
         "_sinks",
+        "_kernels",
         "components",
         "_score_parts",
         "_factors",
@@ -46,6 +47,7 @@ LEVELS = {
     ),
     4: (
         *("word_pairs", "contextual_drift", "influence", "sense_maps", "budget"),
+        *("attention_clock",),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
         *("ledger", "context_shares"),
     ),

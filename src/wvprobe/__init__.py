@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from wvprobe._types import Result as Result
     from wvprobe.activations import capture as capture
+    from wvprobe.attention_clock import time_attention as time_attention
     from wvprobe.auditing import audit as audit
+    from wvprobe.budget import HeadBudget as HeadBudget
+    from wvprobe.budget import alternatives as alternatives
+    from wvprobe.budget import known_architectures as known_architectures
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
     from wvprobe.context_shares import context_dependence as context_dependence
@@ -34,9 +38,11 @@ if TYPE_CHECKING:
 # Public name -> the module that holds it. A new name goes here and into the imports above.
 _HOMES = {
     "Circuit": "circuits",
+    "HeadBudget": "budget",
     "HeadWeights": "heads",
     "Result": "_types",
     "WvprobeError": "errors",
+    "alternatives": "budget",
     "audit": "auditing",
     "capture": "activations",
     "copying_scores": "copying",
@@ -45,6 +51,7 @@ _HOMES = {
     "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",
+    "known_architectures": "budget",
     "load": "models",
     "load_conllu": "datasets",
     "load_iob2": "datasets",
@@ -52,6 +59,7 @@ _HOMES = {
     "offset_profile": "offsets",
     "score_ledger": "ledger",
     "spectra": "singular",
+    "time_attention": "attention_clock",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
 }

@@ -7,8 +7,9 @@ import plotly.graph_objects as go
 
 from wvprobe._types import Result
 from wvprobe.activations import Activations
+from wvprobe.attention_clock import AttentionTimes
 from wvprobe.auditing import AuditResult
-from wvprobe.budget import KnownArchitectures
+from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.context_shares import ContextResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
@@ -19,6 +20,7 @@ from wvprobe.inputs import InputResult
 from wvprobe.ledger import CausalCheckResult, LedgerResult
 from wvprobe.offsets import OffsetResult
 from wvprobe.plotting import (
+    _budget,
     _composition,
     _contexts,
     _ledgers,
@@ -36,14 +38,17 @@ from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
+    Alternatives: _budget.alternatives,
+    AttentionTimes: _budget.attention_times,
     AuditResult: _models.audit,
     CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
     CausalCheckResult: _ledgers.causal_check,
     ContextResult: _ledgers.context_shares,
     LedgerResult: _ledgers.ledger,
+    HeadScaling: _budget.scaling,
     InfluenceResult: _contexts.influence,
-    KnownArchitectures: _models.architectures,
+    KnownArchitectures: _budget.architectures,
     PairContributions: _words.contributions,
     CompositionResult: _composition.composition,
     OverlapResult: _composition.overlap,

@@ -3,6 +3,7 @@
 from functools import cached_property
 from typing import Any
 
+from wvprobe.attention_clock import AttentionTimes, time_attention
 from wvprobe.context_shares import ContextResult, context_dependence
 from wvprobe.contextual_drift import PairDriftResult, drift_pair
 from wvprobe.influence import InfluenceResult, context_influence
@@ -45,3 +46,8 @@ class Measured:
     def senses(self) -> SenseMap:
         """The bundled sentences with 'bank', at the middle stream."""
         return sense_map(self.model, WORD)
+
+    @cached_property
+    def clock(self) -> AttentionTimes:
+        """Attention timed over head widths on this machine."""
+        return time_attention(directions=("forward",), uneven=(), seconds=5)
