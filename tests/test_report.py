@@ -169,18 +169,17 @@ class TestVerdicts:
         assert (found.verdict, found.numbers["earlier"]) == (verdict, 0.5)
 
     @pytest.mark.parametrize(
-        ("low", "high", "verdict"),
+        ("above", "verdict"),
         [
-            ((0.11, 0.2, 0.05), (0.2, 0.3, 0.2), "supported"),
-            ((0.10, 0.2, 0.05), (0.2, 0.3, 0.2), "mixed"),
-            ((0.01, 0.01, 0.05), (0.10, 0.09, 0.2), "refuted"),
-            ((0.01, 0.01, 0.2), (0.11, 0.09, 0.3), "mixed"),
+            ((0.8, 0.51, 0.9), "supported"),
+            ((0.6, 0.50, 0.9), "mixed"),
+            ((0.4, 0.30, 0.50), "mixed"),
+            ((0.4, 0.30, 0.49), "refuted"),
         ],
     )
-    def test_context(self, low, high, verdict):
-        finding = judge_context(list(zip(low, high, strict=True)), 0.1)
-        assert finding.verdict == verdict
-        assert finding.interval == (pytest.approx(sum(low) / 3), pytest.approx(sum(high) / 3))
+    def test_context(self, above, verdict):
+        finding = judge_context(above, 0.1, 5)
+        assert finding.verdict == verdict and finding.interval == above[1:]
 
     @pytest.mark.parametrize(
         ("clear", "nominal", "verdict"),

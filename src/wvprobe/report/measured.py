@@ -7,6 +7,7 @@ from wvprobe.attention_clock import AttentionTimes, time_attention
 from wvprobe.context_shares import ContextResult, context_dependence
 from wvprobe.contextual_drift import PairDriftResult, drift_pair
 from wvprobe.influence import InfluenceResult, context_influence
+from wvprobe.pair_variance import VarianceResult, score_variance
 from wvprobe.sense_maps import SenseMap, sense_map
 from wvprobe.word_pairs import PairScores, pair_scores
 
@@ -36,6 +37,11 @@ class Measured:
     def shares(self) -> ContextResult:
         """The scores from 'bank' to 'river' in both texts, their difference taken apart."""
         return context_dependence(self.model, TEXT_A, TEXT_B, query=WORD, key=OTHER)
+
+    @cached_property
+    def variance(self) -> VarianceResult:
+        """What pairs of tokens, offsets and context explain of scores, over the bundled prose."""
+        return score_variance(self.model)
 
     @cached_property
     def influence(self) -> InfluenceResult:
