@@ -26,12 +26,16 @@ LEVELS = {
         *("adapters", "words", "datasets", "circuits"),
         *("_tokenizers", "_induction", "_reading", "_single_tokens"),
     ),
-    2: ("activations", "heads", "testing", "_packaged"),
+    2: (
+        *("activations", "heads", "testing", "_packaged"),
+        *("_targets", "_writes"),
+    ),
     3: (
         "_sinks",
         "components",
         "_factors",
         "_token_rows",
+        "_logit_effects",
         "_circuit_ends",
         "_identities",
         "auditing",
@@ -40,6 +44,7 @@ LEVELS = {
     4: (
         *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
+        "flow",
     ),
     5: ("plotting", "report"),
     6: ("cli",),
@@ -56,6 +61,7 @@ ALLOWED = {
     ("_types", "plotting"): "Result.figure() looks its plotter up late, when it is called",
     ("report", "plotting"): "the page carries plotly's script beside the figures",
     ("_identities", "components"): "an audit carries components through norms as they are carried",
+    ("_logit_effects", "components"): "what the embedding wrote is taken apart as in a stream",
     ("_circuit_ends", "_factors"): "ends of circuits are made of their factors",
     ("auditing", "_identities"): "the checks of an audit fill a room of their own",
     ("models", "auditing"): "load() ends with a quick audit of what it loaded",

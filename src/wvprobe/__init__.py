@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
+    from wvprobe.flow import value_flow as value_flow
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.models import load as load
     from wvprobe.offsets import offset_profile as offset_profile
@@ -46,6 +47,7 @@ _HOMES = {
     "spectra": "singular",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
+    "value_flow": "flow",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -14,10 +14,11 @@ from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDrift
 from wvprobe.copying import CopyingResult
 from wvprobe.errors import InputError
 from wvprobe.first_layer import FirstLayerShares
+from wvprobe.flow import FlowResult
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import _composition, _contexts, _flow, _models, _spectra, _vocabulary, _words
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
@@ -31,6 +32,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
     FirstLayerShares: _contexts.first_layer,
+    FlowResult: _flow.flow,
     InfluenceResult: _contexts.influence,
     KnownArchitectures: _models.architectures,
     PairContributions: _words.contributions,
