@@ -28,7 +28,7 @@ LEVELS = {
     ),
     2: (
         *("activations", "heads", "testing", "_packaged"),
-        *("_targets", "_writes"),
+        *("_targets", "_writes", "_equal_texts"),
     ),
     3: (
         "_sinks",
@@ -36,6 +36,7 @@ LEVELS = {
         "_factors",
         "_token_rows",
         "_logit_effects",
+        *("_swaps", "_paths"),
         "_circuit_ends",
         "_identities",
         "auditing",
@@ -44,7 +45,7 @@ LEVELS = {
     4: (
         *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
-        "flow",
+        *("flow", "exchanges", "dissociation"),
     ),
     5: ("plotting", "report"),
     6: ("cli",),

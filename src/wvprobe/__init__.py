@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
+    from wvprobe.exchanges import exchange as exchange
     from wvprobe.flow import value_flow as value_flow
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.models import load as load
@@ -48,6 +49,7 @@ _HOMES = {
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
     "value_flow": "flow",
+    "exchange": "exchanges",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

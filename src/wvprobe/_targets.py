@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wvprobe import adapters
 from wvprobe._linalg import at_least_float32
 from wvprobe._validate import index, message
 from wvprobe.adapters import Unembedding
@@ -79,8 +78,3 @@ def log_probs(
     """
     logits, cap = logits.double(), head.soft_cap
     return (logits if cap is None else cap * (logits / cap).tanh()).log_softmax(dim=-1)
-
-
-def has_head(model: Any) -> bool:
-    """Whether the model gives logits at all, by a linear head or another."""
-    return not adapters.why_no_head(model)

@@ -12,13 +12,24 @@ from wvprobe.budget import KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
 from wvprobe.copying import CopyingResult
+from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
+from wvprobe.exchanges import ExchangeResult
 from wvprobe.first_layer import FirstLayerShares
 from wvprobe.flow import FlowResult
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _flow, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import (
+    _composition,
+    _contexts,
+    _exchange,
+    _flow,
+    _models,
+    _spectra,
+    _vocabulary,
+    _words,
+)
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
@@ -33,6 +44,8 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     DriftBaseline: _words.baseline,
     FirstLayerShares: _contexts.first_layer,
     FlowResult: _flow.flow,
+    ExchangeResult: _exchange.exchange,
+    DissociationResult: _exchange.dissociation,
     InfluenceResult: _contexts.influence,
     KnownArchitectures: _models.architectures,
     PairContributions: _words.contributions,
