@@ -13,7 +13,7 @@ from wvprobe.errors import InputError, WordError
 from wvprobe.words import Encoding, encode, word_at
 
 # How often a window's number of words is adjusted before another place is tried.
-_TRIES = 6
+_TRIES = 8
 
 
 class MatchedPair(NamedTuple):
@@ -59,7 +59,8 @@ def prose_of_length(
     """
     words, starts = _prose()
     found: list[str] = []
-    for at in torch.randperm(len(starts), generator=generator).tolist():
+    order = torch.randperm(len(starts), generator=generator).tolist()
+    for at in order if count <= len(starts) else ():
         if len(found) == count:
             break
         window = _window(model, words[starts[at] :], size)
@@ -86,18 +87,20 @@ def _window(model: Any, words: Sequence[str], size: int) -> str | None:
     """Return the words up to one with which they are `size` tokens; None where none is."""
     count, tried = max(1, (3 * size) // 4), set()
     for _ in range(_TRIES):
-        if not 0 < count <= len(words) or count in tried:
+        count = min(count, len(words))
+        if count < 1 or count in tried:
             return None
         tried.add(count)
         text = " ".join(words[:count])
         try:
             tokens = len(encode(model, text).ids)
         except InputError:  # longer than the model takes
-            tokens = size + count
+            tokens = 2 * size
         if tokens == size:
             return text
-        step = (size - tokens) // 2
-        count += step if step else (1 if tokens < size else -1)
+        guess = round(count * size / tokens)
+        # Close to it one word at a time: how many tokens the next word has is not known.
+        count = guess if guess not in tried else count + (1 if tokens < size else -1)
     return None
 
 

@@ -98,11 +98,17 @@ def dissociation(result: DissociationResult) -> go.Figure:
     found = result.summary().set_index(["pairs", "contrast"])
     content, routing = found.loc[("matched", "content")], found.loc[("matched", "routing")]
     interval = f"{content['mean']:+.2f}, {content['low']:+.2f} to {content['high']:+.2f}"
+    more, less, heads, pairs, groups, routed = (
+        int(row[name])
+        for row, name in (
+            *((content, name) for name in ("above", "below", "heads", "n_pairs", "n_groups")),
+            (routing, "above"),
+        )
+    )
     title = (
-        f"Values move the destination more than patterns do in {content['above']} of "
-        f"{content['heads']} heads, less in {content['below']} ({interval});<br>patterns move "
-        f"where the output comes from more in {routing['above']} ({content['n_pairs']} pairs, "
-        f"{content['n_groups']} groups)"
+        f"Values move the destination more than patterns do in {more} of {heads} heads, less in "
+        f"{less} ({interval});<br>patterns move where the output comes from more in {routed} "
+        f"({pairs} pairs, {groups} groups)"
     )
     return drawn.update_layout(
         title_text=title,
