@@ -32,6 +32,7 @@ LEVELS = {
     2: (
         *("activations", "heads", "testing", "_packaged"),
         "labelled",
+        *("_targets", "_writes", "_equal_texts"),
     ),
     3: (
         "_sinks",
@@ -40,6 +41,8 @@ LEVELS = {
         "_score_parts",
         "_factors",
         "_token_rows",
+        "_logit_effects",
+        *("_swaps", "_paths"),
         "_circuit_ends",
         "_identities",
         "auditing",
@@ -50,6 +53,7 @@ LEVELS = {
         *("attention_clock",),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
         *("ledger", "context_shares"),
+        *("flow", "exchanges", "dissociation"),
     ),
     5: ("plotting", "report"),
     6: ("cli",),
@@ -66,6 +70,7 @@ ALLOWED = {
     ("_types", "plotting"): "Result.figure() looks its plotter up late, when it is called",
     ("report", "plotting"): "the page carries plotly's script beside the figures",
     ("_identities", "components"): "an audit carries components through norms as they are carried",
+    ("_logit_effects", "components"): "what the embedding wrote is taken apart as in a stream",
     ("_circuit_ends", "_factors"): "ends of circuits are made of their factors",
     ("auditing", "_identities"): "the checks of an audit fill a room of their own",
     ("models", "auditing"): "load() ends with a quick audit of what it loaded",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
+    from wvprobe.exchanges import exchange as exchange
+    from wvprobe.flow import value_flow as value_flow
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.ledger import score_ledger as score_ledger
     from wvprobe.models import load as load
@@ -62,6 +64,8 @@ _HOMES = {
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
+    "value_flow": "flow",
+    "exchange": "exchanges",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

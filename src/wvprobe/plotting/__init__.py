@@ -14,7 +14,11 @@ from wvprobe.compose import CompositionResult
 from wvprobe.context_shares import ContextResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
 from wvprobe.copying import CopyingResult
+from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
+from wvprobe.exchanges import ExchangeResult
+from wvprobe.first_layer import FirstLayerShares
+from wvprobe.flow import FlowResult
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.ledger import CausalCheckResult, LedgerResult
@@ -24,6 +28,8 @@ from wvprobe.plotting import (
     _composition,
     _contexts,
     _ledgers,
+    _exchange,
+    _flow,
     _models,
     _spectra,
     _vocabulary,
@@ -47,6 +53,10 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     ContextResult: _ledgers.context_shares,
     LedgerResult: _ledgers.ledger,
     HeadScaling: _budget.scaling,
+    FirstLayerShares: _contexts.first_layer,
+    FlowResult: _flow.flow,
+    ExchangeResult: _exchange.exchange,
+    DissociationResult: _exchange.dissociation,
     InfluenceResult: _contexts.influence,
     KnownArchitectures: _budget.architectures,
     PairContributions: _words.contributions,
