@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.models import load as load
     from wvprobe.offsets import offset_profile as offset_profile
+    from wvprobe.pair_variance import score_variance as score_variance
     from wvprobe.plotting import figure as figure
     from wvprobe.singular import spectra as spectra
     from wvprobe.subspaces import subspace_overlap as subspace_overlap
@@ -43,6 +44,7 @@ _HOMES = {
     "load": "models",
     "load_senses": "datasets",
     "offset_profile": "offsets",
+    "score_variance": "pair_variance",
     "spectra": "singular",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
