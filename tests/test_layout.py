@@ -36,10 +36,12 @@ LEVELS = {
         "_identities",
         "auditing",
         "models",
+        *("_pair_cells", "_cell_effects"),
     ),
     4: (
         *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
+        "pair_variance",
     ),
     5: ("plotting", "report"),
     6: ("cli",),

@@ -24,6 +24,7 @@ class Pairs:
         row: which query: a number for every query of every text.
         query: position of the query in its text.
         key: position of the key.
+        token: number of the query's token.
         pair: number of the pair of tokens.
         cell: number of the pair of tokens at its offset.
         offset: number of the offset.
@@ -34,6 +35,7 @@ class Pairs:
     row: Int[Tensor, " n"]
     query: Int[Tensor, " n"]
     key: Int[Tensor, " n"]
+    token: Int[Tensor, " n"]
     pair: Int[Tensor, " n"]
     cell: Int[Tensor, " n"]
     offset: Int[Tensor, " n"]
@@ -97,7 +99,7 @@ def visible_pairs(
     pair = _numbered(token[row] * len(token) + token[key_token])
     offset = _numbered(at_query - at_key)
     cell = _numbered(pair * (len(offset) + 1) + offset)
-    return Pairs(texts, row, at_query, at_key, pair, cell, offset, evaluated)
+    return Pairs(texts, row, at_query, at_key, token[row], pair, cell, offset, evaluated)
 
 
 def _numbered(values: Tensor) -> Tensor:
@@ -126,14 +128,17 @@ def _asked(named: dict[int, str], words: Collection[str] | None, own: Tensor) ->
 def recurring(pairs: Pairs, in_row: int) -> Bool[Tensor, " n"]:
     """Return which pairs recur: their cell stands in two texts, with `in_row` such in their row.
 
-    Both are asked of what is left when the others are gone. Queries whose token is never that of
-    an evaluated pair are left out with them: their rows say nothing about those that are.
+    Both are asked of what is left when the others are gone. So is a third thing: that the query's
+    token is that of an evaluated pair, since rows of other tokens say nothing about such pairs.
     """
+    n_tokens = int(pairs.token.max()) + 1 if len(pairs) else 0
     kept = torch.ones(len(pairs), dtype=torch.bool)
     while True:
         left = kept.nonzero()[:, 0]
         good = _in_two(pairs.cell[left], pairs.text[left])
-        good &= _enough(pairs.row[left], in_row)
+        good &= torch.bincount(pairs.row[left])[pairs.row[left]] >= in_row
+        token, asked = pairs.token[left], pairs.evaluated[left]
+        good &= torch.zeros(n_tokens, dtype=torch.bool).index_fill(0, token[asked], True)[token]
         if bool(good.all()):
             return kept
         kept[left[~good]] = False
@@ -146,7 +151,3 @@ def _in_two(cell: Tensor, text: Tensor) -> Tensor:
     span = int(text.max()) + 1
     distinct = torch.unique(cell * span + text) // span
     return torch.bincount(distinct, minlength=int(cell.max()) + 1)[cell] >= 2
-
-
-def _enough(row: Tensor, least: int) -> Tensor:
-    return torch.bincount(row)[row] >= least

@@ -20,7 +20,9 @@ def mean_interval(
     return low, high
 
 
-def resampled_totals(values: Float[Tensor, " n ..."], *, seed: int = 0) -> Float[Tensor, "draw ..."]:
+def resampled_totals(
+    values: Float[Tensor, " n ..."], *, seed: int = 0
+) -> Float[Tensor, "draw ..."]:
     """Return the sums over the rows of 2,000 bootstrap resamples of them, in double precision.
 
     Statistics of sums, such as a ratio of two, have their interval in the quantiles over draws.

@@ -32,7 +32,7 @@ from wvprobe._pair_cells import Pairs, recurring, visible_pairs
 from wvprobe._progress import progress as progress_bar
 from wvprobe._sinks import sink_keys
 from wvprobe._statistics import resampled_totals
-from wvprobe._types import Result
+from wvprobe._types import HeadId, Result
 from wvprobe._validate import length, message
 from wvprobe._validate import texts as checked_texts
 from wvprobe.activations import read_sites
@@ -102,17 +102,20 @@ class VarianceResult(Result):
         """[layer][head]: lexical, positional, contextual, mixed, or constant.
 
         A head is named after the largest of its corrected shares `pair`, `offset_alone` and
-        `context` where its interval lies above the other two's, and is mixed otherwise. A head
-        whose scores are all alike has no shares.
+        `context`, where its interval lies above those of the others; pair and context are held
+        against `offset` too. Other heads are mixed. A head whose scores are all alike has no
+        shares and is constant.
         """
-        at = [SHARES.index(share) for share in KINDS]
-        low, high = self.corrected_low[at], self.corrected_high[at]
         names = [*KINDS.values(), "mixed", "constant"]
-        found = torch.full(low.shape[1:], names.index("mixed"))
-        for number in range(len(KINDS)):
-            others = [other for other in range(len(KINDS)) if other != number]
-            found[(low[number] > high[others]).all(dim=0)] = number
-        found[self.corrected[0].isnan()] = names.index("constant")
+        low, high = (
+            dict(zip(SHARES, end, strict=True)) for end in (self.corrected_low, self.corrected_high)
+        )
+        found = torch.full(self.shuffled.shape, names.index("mixed"))
+        for number, share in enumerate(KINDS):
+            others = [*KINDS] if share == "offset_alone" else [*KINDS, "offset"]
+            above = [low[share] > high[other] for other in others if other != share]
+            found[torch.stack(above).all(dim=0)] = number
+        found[self.shuffled.isnan()] = names.index("constant")
         return tuple(tuple(names[number] for number in row) for row in found.tolist())
 
     def to_frame(self) -> Any:
@@ -130,29 +133,25 @@ class VarianceResult(Result):
             "head": list(range(n_heads)) * n_layers,
         }
         context = SHARES.index("context")
-        columns |= _by_share(self.held_out[: context + 1], "{}")
-        columns |= {"low": self.low[context].flatten(), "high": self.high[context].flatten()}
+        columns |= _by_share(self.held_out[: context + 1], "{}")  # in the promised order
+        columns["low"] = self.low[context].flatten().tolist()
+        columns["high"] = self.high[context].flatten().tolist()
         columns |= _by_share(self.held_out, "{}")
         columns |= _by_share(self.low, "{}_low") | _by_share(self.high, "{}_high")
         columns |= _by_share(self.corrected, "{}_corrected")
         columns |= _by_share(self.corrected_low, "{}_corrected_low")
         columns |= _by_share(self.corrected_high, "{}_corrected_high")
-        columns["shuffled"] = self.shuffled.flatten()
+        columns["shuffled"] = self.shuffled.flatten().tolist()
         columns["kind"] = [name for row in self.kind for name in row]
         counts = {"n": "pairs predicted", "n_cells": "cells", "n_texts": "texts"}
-        frame = pandas.DataFrame({name: list(map(_plain, v)) for name, v in columns.items()})
-        return frame.assign(**{name: self.counts[count] for name, count in counts.items()})
+        columns |= {name: self.counts[count] for name, count in counts.items()}
+        return pandas.DataFrame(columns)
 
 
-def _by_share(values: Tensor, pattern: str) -> dict[str, Tensor]:
-    """Return a column a share; all but the named ones keep the place they have."""
-    return {
-        pattern.format(share): v.flatten() for share, v in zip(SHARES, values, strict=False)
-    }
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value
+def _by_share(values: Tensor, pattern: str) -> dict[str, list[float]]:
+    """Return a column for each share that `values` holds."""
+    each = zip(SHARES, values.flatten(1).tolist(), strict=False)
+    return {pattern.format(share): column for share, column in each}
 
 
 def score_variance(
@@ -169,27 +168,27 @@ def score_variance(
 ) -> VarianceResult:
     """Measure how much of each head's scores the token pair fixes, with and without its offset.
 
-    Observations are raw scores (before a soft cap; ALiBi's slope counted from the query) of pairs
-    of two different tokens of a text, of which one sees the other in every layer, and of which
-    neither is special or a sink at some layer. A pair counts where it recurs: where another text
-    has the same query token and key token at the same offset i − j. Of equal texts one is read.
+    Observations are raw scores (before a soft cap; ALiBi's slope counted from the query) of two
+    different tokens of a text, of which one sees the other in every layer and neither is special,
+    or a sink at some layer. A pair counts where it recurs: where another text has the same query
+    token and key token at the same offset i − j. Of equal texts one is read.
 
-    Texts are shared out over `folds`. Means of the other folds predict a fold's scores, with a
-    model s = row + cell where `gauge` is set: softmax ignores what is constant over a query's
-    keys, so rows have effects of their own (two-way fixed effects, by least squares), and only
-    differences within a row are predicted. R² = 1 − Σ (y − ŷ)² / Σ y², y and ŷ relative to their
-    row's mean. The noise of ŷ counts against it: a cell seen m times in training has an error of
-    σ²(1 + 1/m) rather than σ². Since that noise is independent of y, Σ y ŷ / Σ y² is free of it
-    (`corrected`); with one text a cell both would be undefined.
+    Texts are shared out over `folds`; means of the others predict a fold's scores. With `gauge` the
+    model is score = row + cell (two-way fixed effects, by least squares), since softmax ignores
+    what is constant over a query's keys, and only differences within a row are predicted: y and ŷ
+    are relative to their row's mean. Held out, R² = 1 − Σ (y − ŷ)² / Σ y². The mean of m scores has
+    an error of its own, σ²/m, which R² counts against the cells and so to context. Learnt from
+    other texts, that error is independent of y, so that Σ y ŷ / Σ y² is free of it: the share of
+    variance itself, `corrected`.
 
     With rotary positions, ALiBi or none, a layer-0 score is a function of both tokens and the
-    offset, so that `context` is 0 there. Learned positions enter the norm and are seen beside the
-    offset, which leaves a rest.
+    offset, so that `context` is 0 there. Learned positions enter the norm and are no function of
+    the offset, which leaves a rest.
 
     Intervals: percentile bootstrap over texts (Efron & Tibshirani 1993, chapter 13) of the ratio
     of sums, the learnt means held fixed.
 
-    Memory: max_pairs · n_layers · n_heads · 4 bytes of scores (SmolLM2: 216 MB), as much again
+    Memory: max_pairs · n_layers · n_heads · 4 bytes of scores (SmolLM2: 216 MB), at most twice that
     for effects, and one chunk of texts.
 
     Args:
@@ -340,6 +339,12 @@ def _read_scores(
                 sink = sink_keys(model, seen, item).any(dim=0)
                 sinks[at] = sink[query] | sink[key]
             done(len(chunk))
+    bad = (~torch.isfinite(scores)).any(dim=0).nonzero()[:, 0].tolist()
+    if bad:
+        raise InputError(
+            f"scores of {HeadId(*divmod(bad[0], arch.n_heads))} in {model.cfg.model_name} are NaN "
+            "or infinite. Look at the checkpoint, or load the model in float32."
+        )
     return scores, sinks
 
 

@@ -17,7 +17,16 @@ from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.pair_variance import VarianceResult
+from wvprobe.plotting import (
+    _composition,
+    _contexts,
+    _models,
+    _spectra,
+    _variance,
+    _vocabulary,
+    _words,
+)
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
@@ -44,6 +53,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,
+    VarianceResult: _variance.score_variance,
 }
 
 
