@@ -16,11 +16,11 @@ from torch import Tensor
 from wvprobe.errors import MemoryLimitError
 
 # What cells may be made of; each is one model of the scores.
-MODELS = ("pair", "cell", "offset")
+MODELS: tuple[str, ...] = ("pair", "cell", "offset")
 # What is summed for a text: squares of the scores, of each model's errors, products of scores and
 # predictions, and the same products with the predictions shuffled.
-SUMS = ("total", *MODELS, *(f"{model} product" for model in MODELS), "shuffled")
-SHARES = ("pair", "offset", "context", "offset_alone")
+SUMS: tuple[str, ...] = ("total", *MODELS, *(f"{model} product" for model in MODELS), "shuffled")
+SHARES: tuple[str, ...] = ("pair", "offset", "context", "offset_alone")
 
 _BLOCK_BYTES = 64_000_000  # of float64 copies of the scores held at once
 _LARGEST = 16_384  # cells that are solved for together: 2 GB

@@ -65,8 +65,8 @@ def _finding(result: VarianceResult) -> str:
     first = f"{counted} of {len(names)} heads (ringed)"
     if not inner.numel():
         return first
+    middle = float(inner.nanquantile(0.5))
     return (
-        f"Context decides {float(inner.nanquantile(0.5)):.0%} of what a score varies by (median head "
-        f"above layer 0),<br>over {CONTEXT_MARGIN:.0%} in {above:.0%} of these heads ({low:.0%} to "
-        f"{high:.0%}); {first}"
+        f"Context decides {middle:.0%} of what a score varies by (median head above layer 0),<br>"
+        f"over {CONTEXT_MARGIN:.0%} in {above:.0%} of them ({low:.0%} to {high:.0%}); {first}"
     )
