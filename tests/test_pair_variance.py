@@ -205,6 +205,27 @@ def test_fewer_pairs_by_leaving_texts_out(tiny):
             score_variance(model, TEXTS, **{name: value})
 
 
+def test_texts_are_read_as_far_as_their_pairs_can_be_listed(tiny, monkeypatch):
+    model = tiny("llama")
+    size = max(len(encode(model, text).ids) for text in TEXTS)
+    monkeypatch.setattr("wvprobe.pair_variance._MOST_VISIBLE", 10 * size**2)
+    counts = score_variance(model, TEXTS, progress=False).counts
+    assert 10 <= counts["texts read"] < counts["texts given"] == len(TEXTS)
+    monkeypatch.setattr("wvprobe.pair_variance._MOST_VISIBLE", 9)
+    with pytest.raises(InputError, match="a text of .* tokens"):
+        score_variance(model, TEXTS)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_other_precisions(dtype, tiny):
+    found = score_variance(tiny_model("llama", dtype=dtype), TEXTS, progress=False)
+    single = score_variance(tiny("llama"), TEXTS, progress=False)
+    at = SHARES.index("context")
+    assert float(found.corrected[at, 0].abs().max()) < (1e-6 if dtype == "float64" else 2e-4)
+    tolerance = 1e-4 if dtype == "float64" else 0.05
+    torch.testing.assert_close(found.corrected, single.corrected, atol=tolerance, rtol=0)
+
+
 def test_special_ids_and_sinks_are_no_pairs(tiny):
     model = tiny_model("llama")
     plain = score_variance(model, TEXTS, progress=False)
@@ -272,3 +293,21 @@ def test_context_decides_in_most_heads_of_a_real_model(smollm2):
     assert float(found.corrected[SHARES.index("context"), 0].abs().max()) < 1e-6
     share, low, _ = found.heads_above
     assert share > 0.9 and low > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_two_thousand_sentences(smollm2, minilm, shared_data):
+    """Claim 2.4 on the English Web Treebank, for a decoder and an encoder."""
+    lines = [
+        line.removeprefix("# text = ").strip()
+        for path in sorted((shared_data / "ud_english_ewt").glob("*.conllu"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("# text = ")
+    ]
+    context = SHARES.index("context")
+    for model, least in ((smollm2, 0.9), (minilm, 0.75)):
+        found = score_variance(model, lines[:2000], progress=False)
+        assert found.heads_above[1] > least
+        assert float(found.shuffled.abs().max()) < 0.05
+        assert (float(found.corrected[context, 0].abs().max()) < 1e-6) == (model is smollm2)
