@@ -47,6 +47,7 @@ LEVELS = {
         "_identities",
         "auditing",
         "models",
+        *("_pair_cells", "_cell_effects"),
     ),
     4: (
         *("word_pairs", "contextual_drift", "influence", "sense_maps", "budget"),
@@ -54,6 +55,7 @@ LEVELS = {
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
         *("ledger", "context_shares"),
         *("flow", "exchanges", "dissociation"),
+        "pair_variance",
     ),
     5: ("plotting", "report"),
     6: ("cli",),

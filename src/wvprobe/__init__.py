@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from wvprobe.ledger import score_ledger as score_ledger
     from wvprobe.models import load as load
     from wvprobe.offsets import offset_profile as offset_profile
+    from wvprobe.pair_variance import score_variance as score_variance
     from wvprobe.plotting import figure as figure
     from wvprobe.singular import spectra as spectra
     from wvprobe.subspaces import subspace_overlap as subspace_overlap
@@ -60,6 +61,7 @@ _HOMES = {
     "load_senses": "datasets",
     "offset_profile": "offsets",
     "score_ledger": "ledger",
+    "score_variance": "pair_variance",
     "spectra": "singular",
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",

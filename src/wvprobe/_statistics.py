@@ -15,15 +15,25 @@ def mean_interval(
     Efron & Tibshirani 1993, chapter 13. The rows are what is resampled: where observations come
     in clusters (sentences of a word), a row is a cluster's mean.
     """
+    means = resampled_totals(values, seed=seed) / len(values)
+    low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    return low, high
+
+
+def resampled_totals(
+    values: Float[Tensor, " n ..."], *, seed: int = 0
+) -> Float[Tensor, "draw ..."]:
+    """Return the sums over the rows of 2,000 bootstrap resamples of them, in double precision.
+
+    Statistics of sums, such as a ratio of two, have their interval in the quantiles over draws.
+    """
     generator = torch.Generator().manual_seed(seed)
     n = len(values)
     chosen = torch.randint(n, (_DRAWS, n), generator=generator)
     # Counts of each row in each resample turn resampling into one matrix product.
     counts = torch.zeros(_DRAWS, n, dtype=torch.float64)
     counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
-    means = (counts @ values.double().reshape(n, -1) / n).reshape(_DRAWS, *values.shape[1:])
-    low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
-    return low, high
+    return (counts @ values.double().reshape(n, -1)).reshape(_DRAWS, *values.shape[1:])
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:

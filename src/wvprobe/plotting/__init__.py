@@ -32,6 +32,8 @@ from wvprobe.plotting import (
     _flow,
     _models,
     _spectra,
+from wvprobe.pair_variance import VarianceResult
+    _variance,
     _vocabulary,
     _words,
 )
@@ -70,6 +72,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,
+    VarianceResult: _variance.score_variance,
 }
 
 
