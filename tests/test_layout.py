@@ -21,12 +21,17 @@ LEVELS = {
     0: (
         *("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_extremes"),
         *("_products", "_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
+        "_word_places",
+        "_picking",
     ),
     1: (
         *("adapters", "words", "datasets", "circuits"),
         *("_tokenizers", "_induction", "_reading", "_single_tokens"),
     ),
-    2: ("activations", "heads", "testing", "_packaged"),
+    2: (
+        *("activations", "heads", "testing", "_packaged"),
+        "labelled",
+    ),
     3: (
         "_sinks",
         "components",
@@ -62,7 +67,12 @@ ALLOWED = {
 }
 
 # Package -> the one module that may import it.
-SOLE_IMPORTERS = {"sklearn": "probes", "plotly": "plotting", "transformer_lens": "adapters"}
+SOLE_IMPORTERS = {
+    "sklearn": "probes",
+    "plotly": "plotting",
+    "transformer_lens": "adapters",
+    "conllu": "datasets",
+}
 
 
 class Import(NamedTuple):

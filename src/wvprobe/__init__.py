@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from wvprobe.compose import composition as composition
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
+    from wvprobe.datasets import load_conllu as load_conllu
+    from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
     from wvprobe.heads import HeadWeights as HeadWeights
@@ -41,6 +43,8 @@ _HOMES = {
     "figure": "plotting",
     "find_word": "words",
     "load": "models",
+    "load_conllu": "datasets",
+    "load_iob2": "datasets",
     "load_senses": "datasets",
     "offset_profile": "offsets",
     "spectra": "singular",

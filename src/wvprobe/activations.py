@@ -5,7 +5,7 @@ and only as far as the last layer that is asked for. Each hook keeps the positio
 drops the rest at once, so memory holds the result and one batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wvprobe import adapters
+from wvprobe._picking import POOLS, Pick, picker, whole
 from wvprobe._progress import progress as progress_bar
 from wvprobe._types import Provenance, Result
 from wvprobe._validate import index, indices, message, one_of
@@ -30,7 +31,6 @@ _BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384, "mps": 4_096}
 # In float64 transformers' mask value, and in float16 mask value plus score, overflows the softmax
 # of a row that sees padding only: it becomes NaN and taints the batch. There nothing is padded.
 PADDED_DTYPES = (torch.float32, torch.bfloat16)
-_POOLS = ("last", "first", "mean")
 _LONG_WORK = 16  # batches from which on progress is shown
 
 
@@ -179,16 +179,25 @@ def read_sites(
     batch_size: int | Literal["auto"] = "auto",
     progress: bool = False,
     prepend_bos: bool | None = None,
+    share: bool = False,
 ) -> Activations:
-    """Do what :func:`capture` does without hashing the model's weights into a provenance."""
+    """Do what :func:`capture` does without hashing the model's weights into a provenance.
+
+    With `share`, and words or positions, a text that is given several times runs once: many words
+    of one sentence cost one forward. Rows of a batch are then not the texts as given.
+    """
     arch = adapters.architecture(model)
     plan = _Plan(model, arch, (sites,) if isinstance(sites, str) else tuple(sites), layers)
-    encodings = [encode(model, text, prepend_bos=prepend_bos) for text in checked_texts(texts)]
+    given = checked_texts(texts)
+    known = {text: encode(model, text, prepend_bos=prepend_bos) for text in dict.fromkeys(given)}
+    encodings = [known[text] for text in given]
     picked, named = _resolve(encodings, words, positions)
     default = "last" if arch.causal else "mean"
-    pool = default if pool is None else one_of("pool", pool, _POOLS)
-    run = _Run(model, arch, plan, encodings, picked, pool)
-    run.all(batches_of([len(e.ids) for e in encodings], batch_size, model, arch), progress)
+    pool = default if pool is None else one_of("pool", pool, POOLS)
+    if share and picked is None:
+        raise InputError("`share` reads words or positions of a text. Give `words` or `positions`.")
+    run = _Run(model, arch, plan, encodings, picked, pool, share)
+    run.all(batches_of([len(e.ids) for e in run.rows], batch_size, model, arch), progress)
     return Activations(
         provenance=Provenance.of(model.cfg.model_name, ""),
         values={site: run.results[site] for site in plan.sites},
@@ -227,7 +236,10 @@ class _Plan:
 
 
 class _Run:
-    """One pass over the texts: fills `results` batch by batch, in the caller's order."""
+    """One pass over the texts: fills `results` batch by batch, in the caller's order.
+
+    A row is a text that runs, an item one of those that are asked for; rows may have several.
+    """
 
     def __init__(
         self,
@@ -237,10 +249,16 @@ class _Run:
         encodings: list[Encoding],
         picked: tuple[tuple[int, ...], ...] | None,
         pool: str,
+        share: bool,
     ) -> None:
         self.model, self.arch, self.plan = model, arch, plan
         self.encodings, self.picked, self.pool = encodings, picked, pool
         self.results: dict[str, Tensor] = {}
+        items: dict[Any, list[int]] = {}
+        for item, encoding in enumerate(encodings):
+            items.setdefault(encoding.text if share else item, []).append(item)
+        self.items = list(items.values())
+        self.rows = [encodings[own[0]] for own in self.items]
         lengths = torch.tensor([len(e.ids) for e in encodings])
         self.longest = int(lengths.max())
         self.mask = torch.arange(self.longest) < lengths[:, None]
@@ -249,40 +267,43 @@ class _Run:
         """Run every batch; on a lack of memory, halve it and go on."""
         todo = list(reversed(batches))
         long = progress and len(batches) >= _LONG_WORK
-        with progress_bar(len(self.encodings), "texts read", long) as advance:
+        with progress_bar(len(self.rows), "texts read", long) as advance:
             while todo:
-                items = todo.pop()
+                rows = todo.pop()
                 try:
-                    self.batch(items)
+                    self.batch(rows)
                 except (RuntimeError, MemoryError) as error:
                     if not _is_out_of_memory(error):
                         raise
-                    todo.extend(self._halves(items, error))
+                    todo.extend(self._halves(rows, error))
                     continue
-                advance(len(items))
+                advance(len(rows))
 
-    def _halves(self, items: list[int], error: BaseException) -> list[list[int]]:
-        if len(items) == 1:
-            length = len(self.encodings[items[0]].ids)
+    def _halves(self, rows: list[int], error: BaseException) -> list[list[int]]:
+        if len(rows) == 1:
+            length = len(self.rows[rows[0]].ids)
             raise MemoryLimitError(
-                f"text {items[0]} ({length} tokens) alone does not fit into memory: {error}. "
-                "Shorten it, or ask for fewer layers or sites."
+                f"text {self.items[rows[0]][0]} ({length} tokens) alone does not fit into memory: "
+                f"{error}. Shorten it, or ask for fewer layers or sites."
             ) from error
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        middle = len(items) // 2
-        return [items[middle:], items[:middle]]
+        middle = len(rows) // 2
+        return [rows[middle:], rows[:middle]]
 
-    def batch(self, items: list[int]) -> None:
+    def batch(self, rows: list[int]) -> None:
         """Run one batch and write its values into the results."""
-        lengths = [len(self.encodings[i].ids) for i in items]
-        size, pos = len(items), max(lengths)
+        lengths = [len(self.rows[row].ids) for row in rows]
+        size, pos = len(rows), max(lengths)
         tokens = torch.zeros(size, pos, dtype=torch.long)
-        for row, item in enumerate(items):
-            tokens[row, : lengths[row]] = torch.tensor(self.encodings[item].ids)
+        for place, row in enumerate(rows):
+            tokens[place, : lengths[place]] = torch.tensor(self.rows[row].ids)
         mask = (torch.arange(pos) < torch.tensor(lengths)[:, None]).long()
         device = self.model.cfg.device
-        pick = self._picker(items, device)
+        items = [self.items[row] for row in rows]
+        pick: Pick = whole
+        if self.picked is not None:
+            pick = picker([[self.picked[i] for i in own] for own in items], self.pool, device)
         waiting: dict[tuple[str, int], dict[Raw, Tensor]] = {k: {} for k in self.plan.recipes}
 
         def receive(raw: str, layer: int, value: Tensor) -> None:
@@ -298,46 +319,26 @@ class _Run:
         with adapters.reading(self.model, self.arch, list(self.plan.users), receive):
             adapters.run_backbone(self.model, tokens.to(device), mask.to(device))
 
-    def _picker(self, items: list[int], device: Any) -> Callable[[Tensor], Tensor]:
-        """Return what reduces [batch, pos, ...] to [batch, 1, ...] at each item's positions."""
-        if self.picked is None:
-            return lambda value: value
-        if self.pool == "mean":
-            return self._mean_picker([self.picked[i] for i in items], device)
-        end = 0 if self.pool == "first" else -1
-        at = torch.tensor([self.picked[i][end] for i in items], device=device)
-        rows = torch.arange(len(items), device=device)
-        return lambda value: value[rows, at][:, None]
-
-    @staticmethod
-    def _mean_picker(at: list[tuple[int, ...]], device: Any) -> Callable[[Tensor], Tensor]:
-        widest = max(map(len, at))
-        where = torch.tensor([p + (p[0],) * (widest - len(p)) for p in at], device=device)
-        weight = torch.tensor(
-            [[1.0 / len(p)] * len(p) + [0.0] * (widest - len(p)) for p in at], device=device
-        )
-        rows = torch.arange(len(at), device=device)[:, None]
-
-        def pick(value: Tensor) -> Tensor:
-            chosen = value[rows, where]
-            shares = weight.to(chosen.dtype).reshape(*weight.shape, *(1,) * (chosen.dim() - 2))
-            return (chosen * shares).sum(dim=1, keepdim=True)
-
-        return pick
-
-    def _write(self, site: str, row: int, items: list[int], value: Tensor, mask: Tensor) -> None:
-        """Put one layer's values of a batch in place: [batch, picked, ...] or pairs."""
+    def _write(
+        self, site: str, layer: int, items: list[list[int]], value: Tensor, mask: Tensor
+    ) -> None:
+        """Put one layer's values of a batch in place: [row, slot or pos, ...] or pairs."""
         value = value.detach().cpu()
+        every = [(row, slot, i) for row, own in enumerate(items) for slot, i in enumerate(own)]
+        rows, slots, flat = map(list, zip(*every, strict=True))
         if site in PAIR_SITES:
             value = self._padded_pairs(value, mask)
+            if self.picked is not None:
+                value = value[rows, :, slots][:, :, None]
             target = self._target(site, value, (self._queries(), self.longest))
-            target[items, row, :, : value.shape[2], : value.shape[3]] = value
+            target[flat, layer, :, : value.shape[2], : value.shape[3]] = value
         elif self.picked is not None:
-            self._target(site, value[:, 0], ())[items, row] = value[:, 0]
+            value = value[rows, slots]
+            self._target(site, value, ())[flat, layer] = value
         else:
             value = value * mask.to(value.dtype).reshape(*mask.shape, *(1,) * (value.dim() - 2))
             target = self._target(site, value, ())
-            target[items, : value.shape[1], row] = value
+            target[flat, : value.shape[1], layer] = value
 
     def _queries(self) -> int:
         return self.longest if self.picked is None else 1
@@ -398,6 +399,11 @@ def _span(encoding: Encoding, word: str | WordSpan) -> WordSpan:
             raise InputError(
                 f"the WordSpan of {word.word!r} belongs to {word.text!r}, not to "
                 f"{encoding.text!r}. Give spans in the order of the texts."
+            )
+        if tuple(encoding.strings[p] for p in word.tokens if p < len(encoding.ids)) != word.strings:
+            raise InputError(
+                f"the WordSpan of {word.word!r} has the tokens {word.strings} at {word.tokens}, "
+                "which are others here. Find it with this model, and with the same prepend_bos."
             )
         return word
     return locate(encoding, word)

@@ -17,12 +17,28 @@ class ShapeError(InputError):
     """A tensor has another shape than the one its role asks for."""
 
 
+class TextLengthError(InputError):
+    """A text has more tokens than the model reads."""
+
+
 class WordError(WvprobeError, ValueError):
     """A word cannot be found, or not without guessing, in a text."""
 
 
+class SharedTokenError(WordError):
+    """A word shares a token with the characters around it."""
+
+
+class NoTokenError(WordError):
+    """A word has no token: the tokenizer leaves its characters out."""
+
+
 class TokenizerError(WvprobeError, ValueError):
     """A tokenizer is missing, or does not do what is asked of it."""
+
+
+class SpellingError(TokenizerError):
+    """The tokens of a text cannot be matched to its characters."""
 
 
 class UnsupportedError(WvprobeError, NotImplementedError):

@@ -9,15 +9,29 @@ possessive, or a part of a longer word is offered in the error, never taken.
 """
 
 import re
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 
 from wvprobe._spelling import Span, fold, matched_spans, read_tokens, verified_spans
 from wvprobe._validate import message
-from wvprobe.errors import InputError, TokenizerError, WordError
+from wvprobe._word_places import (
+    apostrophe_within,
+    begins_earlier,
+    ends_possessive,
+    goes_on,
+    occurrences,
+)
+from wvprobe.errors import (
+    InputError,
+    NoTokenError,
+    SharedTokenError,
+    SpellingError,
+    TextLengthError,
+    TokenizerError,
+    WordError,
+)
 
 Source = Literal["offsets", "decoding"]
 
@@ -125,7 +139,7 @@ def encode(model: Any, text: str, *, prepend_bos: bool | None = None) -> Encodin
         source = "decoding"
         spans = matched_spans(text, inner)
     if spans is None:
-        raise TokenizerError(
+        raise SpellingError(
             f"{type(tokenizer).__name__} gives wrong offsets or none, and its tokens, decoded one "
             f"by one, do not spell the text {_short(text)}. Give positions in place of words."
         )
@@ -145,7 +159,7 @@ def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
     if not isinstance(word, str) or not word or word != word.strip():
         raise WordError(message("word", "a word without white space around it", word))
     text = encoding.text
-    places = list(_occurrences(text, word))
+    places = list(occurrences(text, word))
     if not places:
         expected = f"a whole word of {_short(text)}"
         raise WordError(message("word", expected, word, _near(text, word, places)))
@@ -156,9 +170,7 @@ def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
         expected = f"in 0..{len(places) - 1}"
         raise WordError(message("occurrence", expected, occurrence, hint.strip()))
     start, end = places[occurrence]
-    positions = _covering(encoding, start, end)
-    strings = tuple(encoding.strings[position] for position in positions)
-    return WordSpan(text, word, occurrence, positions, (start, end), strings, encoding.source)
+    return _span(encoding, occurrence, start, end)
 
 
 def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
@@ -168,11 +180,38 @@ def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
         WordError: no whole word stands there, or its tokens stand for more than it.
     """
     word = encoding.text[start:end]
-    for occurrence, place in enumerate(_occurrences(encoding.text, word) if word else ()):
+    for occurrence, place in enumerate(occurrences(encoding.text, word) if word else ()):
         if place == (start, end):
-            return locate(encoding, word, occurrence)
+            return _span(encoding, occurrence, start, end)
     where = f"the place of a whole word of {_short(encoding.text)}"
     raise WordError(message("start..end", where, f"{start}..{end} ({word!r})"))
+
+
+def characters_at(encoding: Encoding, start: int, end: int) -> WordSpan:
+    """Find the tokens of ``text[start:end]``, whole word or not, as a treebank cuts its text.
+
+    For words that somebody has marked by hand, such as "n't" in "don't"; `occurrence` of the
+    result counts every place where these characters stand, within other words too.
+
+    Raises:
+        InputError: the characters lie outside the text, or are none but white space.
+        SharedTokenError: a token stands for characters around them, too.
+        NoTokenError: they have no token.
+    """
+    text = encoding.text
+    inside = 0 <= start < end <= len(text)
+    if not inside or text[start:end] != text[start:end].strip():
+        expected = f"a place in the {len(text)} characters of {_short(text)}, no space at its ends"
+        raise InputError(message("start..end", expected, f"{start}..{end}"))
+    return _span(encoding, text.count(text[start:end], 0, start), start, end)
+
+
+def _span(encoding: Encoding, occurrence: int, start: int, end: int) -> WordSpan:
+    text, positions = encoding.text, _covering(encoding, start, end)
+    strings = tuple(encoding.strings[position] for position in positions)
+    return WordSpan(
+        text, text[start:end], occurrence, positions, (start, end), strings, encoding.source
+    )
 
 
 def _short(text: str) -> str:
@@ -193,7 +232,7 @@ class _Own(NamedTuple):
 def _check_size(model: Any, ids: tuple[int, ...]) -> None:
     limit = model.cfg.n_ctx or 0
     if 0 < limit < len(ids):
-        raise InputError(
+        raise TextLengthError(
             f"`text` must be at most {limit} tokens long, the context of {model.cfg.model_name}. "
             f"Got {len(ids)} tokens instead. Shorten it."
         )
@@ -225,7 +264,7 @@ def _own_tokens(model: Any, tokenizer: Any, text: str, ids: tuple[int, ...], pre
             stop = start + len(own)
             if ids[start:stop] == own and special.issuperset(ids[:start] + ids[stop:]):
                 return _Own(start, stop, offsets)
-    raise TokenizerError(
+    raise SpellingError(
         f"the bridge reads {_short(text)} as ids {list(ids[:5])}..., which are not the "
         "tokenizer's own with special ones around them: a token is lost, or comes from another "
         "tokenizer. Load model and tokenizer together; end no text with a special token."
@@ -268,79 +307,6 @@ def _check_added(
 
 # --- from characters to words ---
 
-# Thai, Lao, Burmese, Khmer, Hiragana, Han.
-_UNSPACED = re.compile(
-    "[\u0e01-\u0e5b\u0e80-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3041-\u309f"
-    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
-
-
-def _occurrences(text: str, word: str) -> Iterator[Span]:
-    """Yield where the word stands whole, without overlap."""
-    start = text.find(word)
-    while start >= 0:
-        end = start + len(word)
-        inside = _begins_earlier(text, start) or _goes_on(text, end)
-        # "bank'" is no word of "bank's", but an apostrophe alone may be asked for.
-        inside = inside or (len(word) > 1 and _apostrophe_within(text, end - 1))
-        if inside or _ends_possessive(text, end):
-            start = text.find(word, start + 1)
-        else:
-            yield start, end
-            start = text.find(word, end)
-
-
-def _begins_earlier(text: str, start: int) -> bool:
-    return _within_word(text, start) or _apostrophe_within(text, start - 1)
-
-
-def _goes_on(text: str, end: int) -> bool:
-    return _within_word(text, end) or _apostrophe_within(text, end)
-
-
-def _within_word(text: str, index: int) -> bool:
-    """Whether the characters before and at `index` belong to one word."""
-    if not 0 < index < len(text):
-        return False
-    if _extends(text[index]) or text[index - 1] == "\u200d":
-        return True
-    base = index - 1
-    while base and _extends(text[base]):
-        base -= 1
-    pair = text[base] + text[index]
-    return all(map(_is_letter, pair)) and not _UNSPACED.search(pair)
-
-
-def _is_letter(character: str) -> bool:
-    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
-
-
-def _extends(character: str) -> bool:
-    """Whether it is part of the character before: a mark, a joiner, an emoji's skin tone."""
-    return (
-        unicodedata.category(character)[0] == "M"
-        or character in "\u200c\u200d"
-        or "\U0001f3fb" <= character <= "\U0001f3ff"
-    )
-
-
-def _apostrophe_within(text: str, index: int) -> bool:
-    """Whether an apostrophe between two letters stands at `index`."""
-    between = 0 < index < len(text) - 1 and text[index] in "'’"
-    return between and _is_letter(text[index - 1]) and _is_letter(text[index + 1])
-
-
-def _ends_possessive(text: str, end: int) -> bool:
-    """Whether an apostrophe at `end` makes a plural's possessive, as in "the banks' doors".
-
-    It does not where it may close a quotation that is still open.
-    """
-    if not (text[end : end + 1] in ("'", "’") and text[end - 1] in "sS"):
-        return False
-    opened = re.findall(r"(?<!\w)['‘](?=\w)", text[:end])
-    closed = re.findall(r"(?<=\S)['’](?!\w)", text[:end])
-    return len(opened) <= len(closed)
-
 
 def _near(text: str, word: str, places: Sequence[Span]) -> str:
     """Say what stands in the text instead of the word, or besides it, and how to ask for it."""
@@ -349,11 +315,11 @@ def _near(text: str, word: str, places: Sequence[Span]) -> str:
     offers: dict[Span, str] = {}
     for match in re.finditer(f"(?=({pattern}))", folded):
         start, end = origins[match.start(1)], origins[match.end(1) - 1] + 1
-        while _begins_earlier(text, start) or _apostrophe_within(text, start):
+        while begins_earlier(text, start) or apostrophe_within(text, start):
             start -= 1
-        while _goes_on(text, end) or _apostrophe_within(text, end - 1):
+        while goes_on(text, end) or apostrophe_within(text, end - 1):
             end += 1
-        end += _ends_possessive(text, end)
+        end += ends_possessive(text, end)
         if (start, end) not in places:
             offers[start, end] = _offer(text, start, end, word)
     if offers or places:
@@ -396,12 +362,12 @@ def _covering(encoding: Encoding, start: int, end: int) -> tuple[int, ...]:
             continue
         around = text[span[0] : start] + text[end : span[1]]
         if around.strip():
-            raise WordError(
+            raise SharedTokenError(
                 f"`word` must have tokens of its own. {got}, where token "
                 f"{encoding.strings[position]!r} (position {position}) also stands for {around!r}. "
                 f"Pass word={text[min(start, span[0]) : max(end, span[1])]!r}."
             )
         covering.append(position)
     if not covering:
-        raise WordError(f"`word` must have tokens. {got}, which the tokenizer leaves out.")
+        raise NoTokenError(f"`word` must have tokens. {got}, which the tokenizer leaves out.")
     return tuple(covering)
