@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from wvprobe._types import Result as Result
     from wvprobe.activations import capture as capture
     from wvprobe.auditing import audit as audit
+    from wvprobe.behaviour import head_behaviour as head_behaviour
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
     from wvprobe.contextual_drift import drift_pair as drift_pair
@@ -42,6 +43,7 @@ _HOMES = {
     "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",
+    "head_behaviour": "behaviour",
     "load": "models",
     "load_conllu": "datasets",
     "load_iob2": "datasets",

@@ -16,10 +16,13 @@ from wvprobe._validate import length as checked_length
 from wvprobe._validate import message, one_of
 from wvprobe._validate import texts as checked_texts
 from wvprobe.adapters import Architecture
-from wvprobe.behaviour._measures import Masks, OnText, Rows, on_repeats, repeats, tokenized
+from wvprobe.behaviour._on_repeats import on_repeats, repeats
+from wvprobe.behaviour._on_text import OnText
+from wvprobe.behaviour._rows import Masks, Rows, tokenized
 from wvprobe.behaviour._targets import REPEAT_SCORES, TEXT_SCORES
 from wvprobe.datasets import load_prose
-from wvprobe.errors import InputError
+from wvprobe.errors import InputError, TextLengthError
+from wvprobe.words import encode
 
 SCORES = (*REPEAT_SCORES, "copying", *TEXT_SCORES, "positional", "positional_r2")
 # Shares of attention on disjoint keys of the same kind of text, of which the largest names a head.
@@ -42,7 +45,7 @@ class BehaviourResult(Result):
             two.
         high: same axes; upper end.
         chance: same axes; the same mean under uniform attention over the keys that each query
-            sees. `copying`: .5. `positional_r2`: 0.
+            sees. `copying` (logits) and `positional_r2`: 0.
         n: [score, layer] samples that the score was measured on.
         positional_offset: [layer, head] the offset (query position − key position, tokens) that
             `positional` is about; NaN where there is none.
@@ -87,7 +90,8 @@ class BehaviourResult(Result):
         Columns: layer, head, a column for each of :attr:`names`, `positional_offset`; `kind`, the
         one of ``previous_token duplicate induction next_token sink`` that exceeds uniform
         attention most (``none`` where by less than .1), with the interval `low` to `high` of that
-        score, which knows nothing of the choice; then ``<score>_low``, ``<score>_high`` and ``<score>_chance`` of every score.
+        score, which knows nothing of the choice; then ``<score>_low``, ``<score>_high`` and
+        ``<score>_chance`` of every score.
         """
         import pandas
 
@@ -190,9 +194,10 @@ def head_behaviour(
     On distinct random tokens, given twice (Olsson et al. 2022, In-context Learning and Induction
     Heads): ``previous_token``, offset 1; ``duplicate``, from the second copy to the same token in
     the first; ``induction``, to the token after it; ``next_token``, offset −1, in models that look
-    ahead; ``copying``, the mean rank, 0..1, that the token a query attends to most has in what
-    the head itself writes into the logits of the sequence's tokens (direct path, the final norm's
-    σ left out, which moves no rank).
+    ahead; ``copying``, in logits, how much attending to tokens raises their own logits beyond the
+    other tokens': Σ_j a_ij (v_j W_O W_U[:, t_j] − its mean over the sequence's tokens), averaged
+    over queries i, on the direct path with the scales of norms frozen. Sinks count for nothing in
+    it, so a head that rests on one copies little, whatever its weights say.
 
     On text: ``previous_token_text``, ``next_token_text``; ``duplicate_text``, to earlier
     occurrences of the token, and ``next_token_of_earlier``, to what followed them, both from
@@ -221,7 +226,7 @@ def head_behaviour(
             its vocabulary has fewer ordinary tokens than one.
     """
     arch = adapters.architecture(model)
-    given = _bundled(model, arch) if texts is None else checked_texts(texts)
+    given = _bundled(model) if texts is None else checked_texts(texts)
     if checked_length("samples", samples) < 2 or checked_length("length", length) < 3:
         name, value, least = ("samples", samples, 2) if samples < 2 else ("length", length, 3)
         raise InputError(message(name, f"at least {least}", value))
@@ -254,12 +259,17 @@ def head_behaviour(
     )
 
 
-def _bundled(model: Any, arch: Architecture) -> list[str]:
-    """Return the bundled paragraphs that fit into the model's context, with a BOS."""
-    prose = load_prose("held-out")
-    if arch.n_ctx is None:
-        return list(prose)
-    return [text for text in prose if len(model.tokenizer(text)["input_ids"]) < arch.n_ctx]
+def _bundled(model: Any) -> list[str]:
+    """Return the bundled paragraphs that fit into the model's context."""
+    return [text for text in load_prose("held-out") if _fits(model, text)]
+
+
+def _fits(model: Any, text: str) -> bool:
+    try:
+        encode(model, text)
+    except TextLengthError:
+        return False
+    return True
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from wvprobe._types import Result
 from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
+from wvprobe.behaviour import AgreementResult, BehaviourResult, DependencyResult
 from wvprobe.budget import KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
@@ -17,7 +18,15 @@ from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import (
+    _behaviour,
+    _composition,
+    _contexts,
+    _models,
+    _spectra,
+    _vocabulary,
+    _words,
+)
 from wvprobe.plotting._style import dressed
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
@@ -27,7 +36,10 @@ from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
+    AgreementResult: _behaviour.agreement,
     AuditResult: _models.audit,
+    BehaviourResult: _behaviour.behaviour,
+    DependencyResult: _behaviour.dependency,
     CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
     FirstLayerShares: _contexts.first_layer,
