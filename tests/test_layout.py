@@ -56,6 +56,7 @@ LEVELS = {
         *("ledger", "context_shares"),
         *("flow", "exchanges", "dissociation"),
         "pair_variance",
+        "behaviour",
     ),
     5: ("plotting", "report"),
     6: ("cli",),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wvprobe.budget import HeadBudget as HeadBudget
     from wvprobe.budget import alternatives as alternatives
     from wvprobe.budget import known_architectures as known_architectures
+    from wvprobe.behaviour import head_behaviour as head_behaviour
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
     from wvprobe.context_shares import context_dependence as context_dependence
@@ -55,6 +56,7 @@ _HOMES = {
     "figure": "plotting",
     "find_word": "words",
     "known_architectures": "budget",
+    "head_behaviour": "behaviour",
     "load": "models",
     "load_conllu": "datasets",
     "load_iob2": "datasets",

@@ -10,6 +10,8 @@ from wvprobe.activations import Activations
 from wvprobe.attention_clock import AttentionTimes
 from wvprobe.auditing import AuditResult
 from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
+from wvprobe.behaviour import AgreementResult, BehaviourResult, DependencyResult
+from wvprobe.budget import KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.context_shares import ContextResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
@@ -34,6 +36,7 @@ from wvprobe.plotting import (
     _spectra,
 from wvprobe.pair_variance import VarianceResult
     _variance,
+    _behaviour,
     _vocabulary,
     _words,
 )
@@ -48,7 +51,10 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
     Alternatives: _budget.alternatives,
     AttentionTimes: _budget.attention_times,
+    AgreementResult: _behaviour.agreement,
     AuditResult: _models.audit,
+    BehaviourResult: _behaviour.behaviour,
+    DependencyResult: _behaviour.dependency,
     CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
     CausalCheckResult: _ledgers.causal_check,
