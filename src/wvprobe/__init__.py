@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from wvprobe.activations import capture as capture
     from wvprobe.attention_clock import time_attention as time_attention
     from wvprobe.auditing import audit as audit
+    from wvprobe.behaviour import head_behaviour as head_behaviour
     from wvprobe.budget import HeadBudget as HeadBudget
     from wvprobe.budget import alternatives as alternatives
     from wvprobe.budget import known_architectures as known_architectures
-    from wvprobe.behaviour import head_behaviour as head_behaviour
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
     from wvprobe.context_shares import context_dependence as context_dependence

@@ -9,9 +9,8 @@ from wvprobe._types import Result
 from wvprobe.activations import Activations
 from wvprobe.attention_clock import AttentionTimes
 from wvprobe.auditing import AuditResult
-from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
 from wvprobe.behaviour import AgreementResult, BehaviourResult, DependencyResult
-from wvprobe.budget import KnownArchitectures
+from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.context_shares import ContextResult
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
@@ -19,24 +18,23 @@ from wvprobe.copying import CopyingResult
 from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
 from wvprobe.exchanges import ExchangeResult
-from wvprobe.first_layer import FirstLayerShares
 from wvprobe.flow import FlowResult
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.ledger import CausalCheckResult, LedgerResult
 from wvprobe.offsets import OffsetResult
+from wvprobe.pair_variance import VarianceResult
 from wvprobe.plotting import (
+    _behaviour,
     _budget,
     _composition,
     _contexts,
-    _ledgers,
     _exchange,
     _flow,
+    _ledgers,
     _models,
     _spectra,
-from wvprobe.pair_variance import VarianceResult
     _variance,
-    _behaviour,
     _vocabulary,
     _words,
 )
@@ -49,32 +47,31 @@ from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
+    AgreementResult: _behaviour.agreement,
     Alternatives: _budget.alternatives,
     AttentionTimes: _budget.attention_times,
-    AgreementResult: _behaviour.agreement,
     AuditResult: _models.audit,
     BehaviourResult: _behaviour.behaviour,
-    DependencyResult: _behaviour.dependency,
-    CopyingResult: _vocabulary.copying,
-    DriftBaseline: _words.baseline,
     CausalCheckResult: _ledgers.causal_check,
-    ContextResult: _ledgers.context_shares,
-    LedgerResult: _ledgers.ledger,
-    HeadScaling: _budget.scaling,
-    FirstLayerShares: _contexts.first_layer,
-    FlowResult: _flow.flow,
-    ExchangeResult: _exchange.exchange,
-    DissociationResult: _exchange.dissociation,
-    InfluenceResult: _contexts.influence,
-    KnownArchitectures: _budget.architectures,
-    PairContributions: _words.contributions,
     CompositionResult: _composition.composition,
+    ContextResult: _ledgers.context_shares,
+    CopyingResult: _vocabulary.copying,
+    DependencyResult: _behaviour.dependency,
+    DissociationResult: _exchange.dissociation,
+    DriftBaseline: _words.baseline,
+    ExchangeResult: _exchange.exchange,
+    FlowResult: _flow.flow,
+    HeadScaling: _budget.scaling,
+    InfluenceResult: _contexts.influence,
+    InputResult: _spectra.inputs,
+    KnownArchitectures: _budget.architectures,
+    LedgerResult: _ledgers.ledger,
+    OffsetResult: _spectra.offsets,
     OverlapResult: _composition.overlap,
+    PairContributions: _words.contributions,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
     SenseMap: _contexts.sense_map,
-    InputResult: _spectra.inputs,
-    OffsetResult: _spectra.offsets,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from wvprobe.pair_variance import CONTEXT_MARGIN, SHARES
+from wvprobe._cell_effects import SHARES
+from wvprobe.pair_variance import CONTEXT_MARGIN
 from wvprobe.report.claims import Claim, Exhibit, Finding
 from wvprobe.report.measured import WORD, Measured
 
