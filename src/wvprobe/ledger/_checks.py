@@ -300,7 +300,7 @@ def _agreement(
     """Return Pearson's correlation, its interval, Spearman's, and the slope through 0."""
     n = len(predicted)
     if n < _FEWEST:
-        return (math.nan,) * 5
+        return math.nan, math.nan, math.nan, math.nan, math.nan
     correlation = float(_pearson(predicted, measured))
     generator = torch.Generator().manual_seed(seed)
     at = torch.randint(n, (_DRAWS, n), generator=generator)

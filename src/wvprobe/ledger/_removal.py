@@ -72,7 +72,7 @@ def scores_without(
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
 
-_Edit = Callable[[Tensor], None]  # changes one row's site, [pos, ...], in place
+_Edit = Callable[[Tensor], Tensor]  # changes one row's site, [pos, ...], in place
 
 
 def _changes(

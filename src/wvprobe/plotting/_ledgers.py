@@ -148,8 +148,8 @@ def context_shares(result: ContextResult) -> go.Figure:
     content = float(sizes[:2, 0].max())
     first = "position alone" if content <= 1e-5 and float(sizes[2, 0]) > 1e-5 else "not it alone"
     title = (
-        f"{result.pair()}: {_PART_NAMES[most]} makes up {shares[most]} of the shares in its scores' "
-        f"changes, {others};<br>at layer 0 {first}. Shares of opposite sign cancel in a change"
+        f"{result.pair()}: {_PART_NAMES[most]} makes up {shares[most]} of the shares in its "
+        f"scores' changes, {others};<br>at layer 0 {first}. Opposite shares cancel in a change"
     )
     drawn.update_yaxes(title_text="mean over heads of |share| / c‖q‖‖k‖")
     return drawn.update_layout(
