@@ -78,18 +78,17 @@ def test_a_ledger_is_a_waterfall_to_the_score_beside_a_matrix(tiny):
     assert list(falls.y)[:12] == top["term"].tolist() and falls.measure[-1] == "total"
     first = f"{top['query_component'][0]} × {top['key_component'][0]}"
     assert falls.x[0] == first and first in drawn.layout.title.text
-    assert matrix.x == matrix.y == ("token", "head", "bias", "mlp")
+    assert matrix.x == matrix.y == ("token", "head", "mlp", "bias")
     assert sum(map(sum, matrix.z)) == pytest.approx(found.total)
     frame = found.to_frame().query("query_kind == 'mlp' and key_kind == 'head'")
-    assert matrix.z[3][1] == pytest.approx(frame["term"].sum())
+    assert matrix.z[2][1] == pytest.approx(frame["term"].sum())
     assert matrix.zmin == -matrix.zmax
     sources = score_ledger(
         tiny("qwen2"), TEXTS[1], query="bank", key="river", layer=2, head=1, group="source"
     )
     matrix = figure(sources).data[1]
-    assert len(matrix.x) == len(sources.key_parts) and matrix.z == tuple(
-        tuple(row) for row in sources.terms.tolist()
-    )
+    assert [list(row) for row in matrix.z] == sources.terms.tolist()
+    assert list(matrix.x) == [part.name for part in sources.key_parts]
 
 
 def test_predictions_are_drawn_against_both_measures(tiny):

@@ -160,8 +160,8 @@ def both_differ(measured: Measured) -> Finding:
     """Hold the changes of Q of 'bank' and K of 'river' against the margin."""
     found = measured.shares
     at = (found.positions[0][0], found.positions[1][0])
-    changes = ((float(of[0, 0]), float(of[0, 1])) for of in (found.queries, found.keys))
-    return judge_changes(*changes, at)
+    query, key = ((float(of[0, 0]), float(of[0, 1])) for of in (found.queries, found.keys))
+    return judge_changes(query, key, at)
 
 
 def judge_influence(mean: float, interval: tuple[float, float], control: float, n: int) -> Finding:
