@@ -218,14 +218,12 @@ def score_variance(
     words = {"query": _words("query", query), "key": _words("key", key)}
     given = _sentences() if texts is None else checked_texts(texts)
     encodings = _distinct(model, given, seed)
-    special = set(model.tokenizer.all_special_ids)
-    windows = [adapters.sliding_window(model, layer) for layer in range(arch.n_layers)]
-    window = min((window for window in windows if window is not None), default=None)
-    pairs = visible_pairs(encodings, special, causal=arch.causal, window=window, **words)
-    counts = {"texts given": len(given), "texts read": len(encodings), "pairs visible": len(pairs)}
     in_row = 2 if gauge else 1  # what says something about differences within a row
-    pairs = _limited(pairs.only(recurring(pairs, in_row)), in_row, max_pairs, seed)
-    counts["pairs recurring"] = len(pairs)
+    listed = _visible(model, arch, encodings, words)
+    pairs = _limited(listed.only(recurring(listed, in_row)), in_row, max_pairs, seed)
+    counts = {"texts given": len(given), "texts read": len(encodings)}
+    counts |= {"pairs visible": len(listed), "pairs recurring": len(pairs)}
+    _check_enough(pairs, counts, folds)
     scores, sinks = _read_scores(model, arch, encodings, pairs, progress)
     kept = ~sinks
     kept[~sinks] = recurring(pairs.only(~sinks), in_row)
@@ -245,6 +243,7 @@ def score_variance(
     settings = {
         **{name: None if found is None else list(found) for name, found in words.items()},
         **{"gauge": gauge, "folds": folds, "max_pairs": max_pairs, "counts": counts},
+        **{"texts": "bundled prose" if texts is None else "the caller's"},
     }
     return VarianceResult(
         provenance=adapters.provenance(model, seed=seed, **settings),
@@ -283,6 +282,19 @@ def _distinct(model: Any, texts: Sequence[str], seed: int) -> list[Encoding]:
         longest = f"a text of {len(found[order[0]].ids):,} tokens"
         raise InputError(message("texts", "short, such as sentences", longest))
     return fitting
+
+
+def _visible(
+    model: Any,
+    arch: Architecture,
+    encodings: list[Encoding],
+    words: Mapping[str, tuple[str, ...] | None],
+) -> Pairs:
+    """List the pairs that are visible in every layer."""
+    windows = [adapters.sliding_window(model, layer) for layer in range(arch.n_layers)]
+    window = min((window for window in windows if window is not None), default=None)
+    special = set(model.tokenizer.all_special_ids)
+    return visible_pairs(encodings, special, causal=arch.causal, window=window, **words)
 
 
 def _limited(pairs: Pairs, in_row: int, most: int, seed: int) -> Pairs:
