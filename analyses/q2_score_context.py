@@ -85,9 +85,7 @@ ledger.figure()
 
 # %%
 for group in ("kind", "source"):
-    grouped = wvprobe.score_ledger(
-        model, text_b, query="bank", key="river", group=group, **at
-    )
+    grouped = wvprobe.score_ledger(model, text_b, query="bank", key="river", group=group, **at)
     print(f"\nby {group}:")
     show(grouped.top(8))
 
@@ -125,7 +123,8 @@ try:
 except UnsupportedError as refused:
     print(f"no profile of offsets: {refused}")
 try:
-    weights["copying rank"] = wvprobe.copying_scores(heads, rows=200 if options.smoke else 2000).rank
+    rows = 200 if options.smoke else 2000
+    weights["copying rank"] = wvprobe.copying_scores(heads, rows=rows).rank
 except UnsupportedError as refused:
     print(f"no copying scores: {refused}")
 through_keys = wvprobe.composition(heads, "K")
@@ -133,7 +132,14 @@ first = behaviour.named(1, kinds=["previous_token"]).iloc[0]
 weights["K-composition"] = composed_with(
     through_keys.scores, int(first["layer"]), int(first["head"])
 )
-agreement = behaviour_agreement(behaviour, weights)
+pairs = [
+    ("previous_token_text", "b(1)"),
+    ("copying", "copying rank"),
+    ("induction", "copying rank"),
+    ("induction", "K-composition"),
+]
+pairs = [pair for pair in pairs if pair[1] in weights]
+agreement = behaviour_agreement(behaviour, weights, pairs=pairs)
 print("\nbehaviour and weights, rank correlation over heads:")
 print(agreement.to_frame().round(3).to_string(index=False))
 agreement.figure()

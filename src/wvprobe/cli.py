@@ -57,15 +57,20 @@ def report(
     model: str = typer.Argument("smollm2-135m", help="Alias, folder, GGUF file or hub name."),
     out: str = typer.Option("report", "--out", help="Folder of the page."),
     quick: bool = typer.Option(False, "--quick", help="Only what takes under two minutes."),
+    conllu: str | None = typer.Option(
+        None, "--conllu", help="A treebank, for claims about dependencies and parts of speech."
+    ),
 ) -> None:
     """Measure a model and write index.html and results.json."""
+    from wvprobe.datasets import load_conllu
     from wvprobe.models import load
     from wvprobe.report import write_report
 
+    treebank = None if conllu is None else load_conllu(conllu)
     _say(f"opening {model}")
     # Every measure of this version is a quick one, so --quick changes nothing yet. The page shows
     # the audit of all layers, and a failed one has to be seen rather than refused.
-    written = write_report(load(model, audit=False), out, progress=_say)
+    written = write_report(load(model, audit=False), out, treebank=treebank, progress=_say)
     typer.echo(f"page:    {written.page.resolve()}")
     typer.echo(f"numbers: {written.results.resolve()}")
     if not written.audit.ok:

@@ -4,9 +4,13 @@ from functools import cached_property
 from typing import Any
 
 from wvprobe.attention_clock import AttentionTimes, time_attention
+from wvprobe.behaviour import DependencyResult, dependency_heads
 from wvprobe.context_shares import ContextResult, context_dependence
 from wvprobe.contextual_drift import PairDriftResult, drift_pair
+from wvprobe.datasets import LabelledDataset
+from wvprobe.errors import UnsupportedError
 from wvprobe.influence import InfluenceResult, context_influence
+from wvprobe.ledger import LedgerResult, score_ledger
 from wvprobe.pair_variance import VarianceResult, score_variance
 from wvprobe.sense_maps import SenseMap, sense_map
 from wvprobe.word_pairs import PairScores, pair_scores
@@ -14,14 +18,20 @@ from wvprobe.word_pairs import PairScores, pair_scores
 TEXT_A = "a power bank dropped into the river."
 TEXT_B = "The river bank is close to here."
 WORD, OTHER = "bank", "river"
+_SENTENCES = 1000  # of a treebank, which a report takes
 
 
 class Measured:
     """A model, and what several claims need of it. Each is measured when first asked for."""
 
-    def __init__(self, model: Any) -> None:
-        """Measure nothing yet."""
-        self.model = model
+    def __init__(self, model: Any, *, treebank: LabelledDataset | None = None) -> None:
+        """Measure nothing yet.
+
+        Args:
+            model: a TransformerBridge.
+            treebank: sentences with dependencies, for the claims that need some.
+        """
+        self.model, self.treebank = model, treebank
 
     @cached_property
     def bank(self) -> PairDriftResult:
@@ -42,6 +52,28 @@ class Measured:
     def variance(self) -> VarianceResult:
         """What pairs of tokens, offsets and context explain of scores, over the bundled prose."""
         return score_variance(self.model)
+
+    @cached_property
+    def ledger(self) -> LedgerResult:
+        """The pair's score in the second text, at the head whose score differs most, by kind."""
+        found = self.shares
+        change = ((found.scores[1] - found.scores[0]) / found.scale).abs()
+        layer, head = divmod(int(change.argmax()), change.shape[1])
+        return score_ledger(self.model, TEXT_B, query=WORD, key=OTHER, layer=layer, head=head)
+
+    @cached_property
+    def dependencies(self) -> DependencyResult:
+        """Which heads find the words that others depend on, in the treebank.
+
+        Raises:
+            UnsupportedError: there is no treebank.
+        """
+        if self.treebank is None:
+            raise UnsupportedError(
+                "it needs sentences with dependency relations, which do not come with wvprobe: "
+                "wvprobe report --conllu FILE."
+            )
+        return dependency_heads(self.model, self.treebank, limit=_SENTENCES)
 
     @cached_property
     def influence(self) -> InfluenceResult:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from wvprobe._cell_effects import SHARES
+from wvprobe._types import HeadId
 from wvprobe.pair_variance import CONTEXT_MARGIN
 from wvprobe.report.claims import Claim, Exhibit, Finding
 from wvprobe.report.measured import WORD, Measured
@@ -127,7 +128,13 @@ def variance_exhibits(measured: Measured) -> list[Exhibit]:
         "from other sentences, the noise of the means taken out; predictions exchanged between "
         f"pairs at random explain {float(found.shuffled.nanmean()):+.1%} (mean over heads)."
     )
-    return [Exhibit(found, text)]
+    ledger = measured.ledger
+    parts = (
+        "One score as an exact sum over what query and key are made of, at the head where the "
+        f"pair's score differs most between the two sentences ({HeadId(ledger.layer, ledger.head)}"
+        f", second sentence; reconstruction error {ledger.reconstruction_error:.0e} of c‖q‖‖k‖)."
+    )
+    return [Exhibit(found, text), Exhibit(ledger, parts)]
 
 
 def judge_changes(
