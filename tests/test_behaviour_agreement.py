@@ -82,7 +82,7 @@ def test_clusters_widen_the_interval(behaviour):
 
 
 def test_intervals_are_as_wide_as_theory_says(behaviour):
-    """Of independent heads, atanh ρ has a variance of (1 + ρ²/2) / (n − 3) (Bonett & Wright 2000)."""
+    """Independent heads: atanh ρ has a variance of (1 + ρ²/2) / (n − 3) (Bonett & Wright 2000)."""
     weights = behaviour["sink"] + random(11, 7, seed=8)
     found = behaviour_agreement(
         behaviour, {"noisy": weights}, pairs=[("sink", "noisy")], resample="head"
