@@ -17,6 +17,8 @@ from wvprobe.offsets import offset_profile
 from wvprobe.plotting import figure
 from wvprobe.testing import induction_model
 
+TEXTS = ("the bank by the river and the bank by the sea", "a boat and a bank and a boat")
+
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -29,7 +31,8 @@ def behaviour(tiny):
     values = random(len(found.names), 11, 7)
     values[found.names.index("next_token")] = torch.nan
     fields = {name: values for name in ("values", "low", "high", "chance")}
-    return replace(found, **fields)
+    n = torch.full((len(found.names), 11), 2)
+    return replace(found, **fields, n=n, positional_offset=random(11, 7))
 
 
 def test_spearman_is_pandas_with_ties_and_repeats():
@@ -78,6 +81,17 @@ def test_clusters_widen_the_interval(behaviour):
     assert widths["layer"] > 1.5 * widths["head"]
 
 
+def test_intervals_are_as_wide_as_theory_says(behaviour):
+    """Independent heads: atanh ρ has a variance of (1 + ρ²/2) / (n − 3) (Bonett & Wright 2000)."""
+    weights = behaviour["sink"] + random(11, 7, seed=8)
+    found = behaviour_agreement(
+        behaviour, {"noisy": weights}, pairs=[("sink", "noisy")], resample="head"
+    )
+    width = float(found.high.atanh() - found.low.atanh())
+    variance = (1 + float(found.rho) ** 2 / 2) / 74
+    assert width == pytest.approx(2 * 1.96 * variance**0.5, rel=0.25)
+
+
 def test_heads_without_a_number_take_no_part(behaviour, tmp_path):
     weights = random(11, 7, seed=6)
     weights[:4] = torch.nan
@@ -97,13 +111,14 @@ def test_heads_without_a_number_take_no_part(behaviour, tmp_path):
 
 def test_the_hand_made_circuit_agrees_with_its_weights():
     model = induction_model()
-    found = head_behaviour(model, progress=False)
+    found = head_behaviour(model, texts=TEXTS, progress=False)
     heads = HeadWeights.from_model(model)
-    offsets = offset_profile(heads, range(32), mean_input=mean_input(model).mean)
+    offsets = offset_profile(heads, range(32), mean_input=mean_input(model, TEXTS).mean)
     assert float(offsets.weights()[0, 0, 1]) > 0.9
     first = found.named(1, kinds=["previous_token"]).iloc[0]
-    fed = composed_with(composition(heads, "K").scores, first["layer"], first["head"])
-    assert fed[0].isnan().all() and float(fed[1, 1]) > 0.5 > float(fed[1, 0])
+    writer = int(first["layer"]), int(first["head"])
+    fed = composed_with(composition(heads, "K").scores, *writer)
+    assert fed[0].isnan().all() and float(fed[1, 1]) > 1.3 * float(fed[1, 0])
     result = behaviour_agreement(
         found, {"b(1)": offsets.weights()[..., 1]}, pairs=[("previous_token", "b(1)")]
     )

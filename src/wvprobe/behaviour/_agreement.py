@@ -14,7 +14,7 @@ from wvprobe._validate import index, message, one_of
 from wvprobe.behaviour._heads import BehaviourResult
 from wvprobe.errors import InputError, ShapeError
 
-_DRAWS = 2000
+_DRAWS, _NORMAL = 2000, 1.959963984540054
 _FEWEST = 3  # heads that a rank correlation is taken of
 
 
@@ -24,7 +24,7 @@ class AgreementResult(Result):
 
     Attributes:
         rho: [pair] over all heads that have both numbers.
-        low: [pair] lower end of the 95 % bootstrap interval.
+        low: [pair] lower end of its 95 % interval (Fisher's z, deviation from the bootstrap).
         high: [pair] upper end.
         within: [pair] mean over layers of the correlation among one layer's heads: what is left
             of `rho` when both scores merely change with depth. NaN where no layer has three heads.
@@ -186,8 +186,7 @@ def _agreement(
     x, y = done[both], said[both]
     rho = _spearman(x, y, torch.ones(1, len(x), dtype=torch.float64))[0]
     drawn = _spearman(x, y, _counts(layers if resample == "layer" else torch.arange(len(x)), seed))
-    ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    low, high = torch.nanquantile(drawn, ends)
+    low, high = _interval(rho, drawn)
     within = torch.stack([_within(*layer) for layer in zip(done, said, both, strict=True)])
     within = within[~within.isnan()]
     nothing = torch.full((2,), torch.nan, dtype=torch.float64)
@@ -204,6 +203,22 @@ def _agreement(
         "behaviour": done.masked_fill(~both, torch.nan),
         "weights": said.masked_fill(~both, torch.nan),
     }
+
+
+def _interval(rho: Float[Tensor, ""], drawn: Float[Tensor, " draw"]) -> tuple[Tensor, Tensor]:
+    """Return the 95 % interval: Fisher's z of ρ ± 1.96 times its bootstrap standard deviation.
+
+    Layers that a resample holds twice are alike, which takes ranks from its spread: percentiles
+    of drawn ρ lie too low, and can leave out ρ itself.
+    """
+    drawn = drawn[~drawn.isnan()]
+    centre, spread = _fisher(rho), _fisher(drawn).std() if len(drawn) > 1 else torch.nan
+    return torch.tanh(centre - _NORMAL * spread), torch.tanh(centre + _NORMAL * spread)
+
+
+def _fisher(rho: Tensor) -> Tensor:
+    # Perfect agreement has no finite z.
+    return torch.atanh(rho.clamp(-1 + 1e-12, 1 - 1e-12))
 
 
 def _within(done: Tensor, said: Tensor, both: Bool[Tensor, " head"]) -> Float[Tensor, ""]:

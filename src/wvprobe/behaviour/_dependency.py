@@ -181,6 +181,9 @@ def dependency_heads(
     arch = adapters.architecture(model)
     checked_length("min_pairs", min_pairs)
     halves, sentences = _sentences(model, dataset, limit, exclude, seed)
+    if not sentences:
+        expected = "sentences with relations that are not excluded, within the model's context"
+        raise InputError(message("dataset", expected, f"{len(dataset)} without any"))
     found = found_words(model, arch, sentences, batch_size, progress)
     measured = _Pairs(sentences, halves, found, arch.causal)
     groups, left_out = measured.groups(min_pairs)

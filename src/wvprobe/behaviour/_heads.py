@@ -25,8 +25,8 @@ from wvprobe.errors import InputError, TextLengthError
 from wvprobe.words import encode
 
 SCORES = (*REPEAT_SCORES, "copying", *TEXT_SCORES, "positional", "positional_r2")
-# Shares of attention on disjoint keys of the same kind of text, of which the largest names a head.
-KINDS = ("previous_token", "duplicate", "induction", "next_token", "sink")
+# Shares of attention on different keys of the same sequences, of which the largest names a head.
+KINDS = REPEAT_SCORES
 # A head whose largest excess over uniform attention is smaller is of no kind.
 KIND_EXCESS = 0.1
 _AXES = ("score", "layer", "head")
@@ -88,8 +88,8 @@ class BehaviourResult(Result):
         """Return one row a head.
 
         Columns: layer, head, a column for each of :attr:`names`, `positional_offset`; `kind`, the
-        one of ``previous_token duplicate induction next_token sink`` that exceeds uniform
-        attention most (``none`` where by less than .1), with the interval `low` to `high` of that
+        one of ``previous_token duplicate induction next_token`` that exceeds uniform attention
+        most (``none`` where by less than .1), with the interval `low` to `high` of that
         score, which knows nothing of the choice; then ``<score>_low``, ``<score>_high`` and
         ``<score>_chance`` of every score.
         """
@@ -134,7 +134,7 @@ class BehaviourResult(Result):
         columns = ["score", "layer", "head", "value", "low", "high", "chance", "n", "reason"]
         return pandas.DataFrame(rows, columns=columns)
 
-    def named(self, k: int = 3, *, kinds: Sequence[str] = (*KINDS, "copying")) -> Any:
+    def named(self, k: int = 3, *, kinds: Sequence[str] = (*KINDS, "sink", "copying")) -> Any:
         """Return the k heads that exceed uniform attention most, for every kind.
 
         Columns: kind rank layer head score low high chance margin. `margin` is the score less

@@ -125,7 +125,7 @@ class _Copying:
         rises = torch.stack(self._waiting.pop(item))
         if self.unembedding.norm is not None:
             rises = rises / self.unembedding.norm.scale(seen["resid_post"][own])[:, 0]
-        self.rises[item] = self.unembedding.scale * rises.double().mean(dim=-1).cpu()
+        self.rises[item] = self.unembedding.scale * rises.mean(dim=-1).cpu().double()
 
     def _unembedded(self, item: int) -> Float[Tensor, "d_model token"]:
         """Return W_U of a sequence's distinct tokens less its mean, the final norm's gain in it."""

@@ -55,7 +55,7 @@ class OnText:
             item = items[place]
             tokens, pattern = self.texts[item], found["pattern"]
             seen = self.masks(layer, len(tokens.ids))
-            norms = found["resid_pre"].double().norm(dim=-1).cpu()
+            norms = found["resid_pre"].norm(dim=-1).cpu()
             sinks = sinks_among(self.special[item], norms)
             keys = torch.cat((self.keys[item], sink_targets(tokens, sinks)))
             self.rows.put(0, item, layer, attention_to(pattern, keys, seen))

@@ -25,8 +25,8 @@ def offset_attention(
     Queries and keys are tokens of the text's own; NaN where an offset is seen by none of them.
     """
     own = tokens.own
-    block = pattern[:, own, own]
-    visible = seen[own, own].to(pattern.device)
+    block = pattern[:, own, own].cpu()
+    visible = seen[own, own]
     uniform = 1 / seen[own].sum(dim=-1).double()
     n = len(uniform)
     values = torch.full((len(offsets), len(pattern)), torch.nan, dtype=torch.float64)
@@ -35,7 +35,7 @@ def offset_attention(
         # Masks depend on the offset alone, so that an offset is seen by all queries or by none.
         if abs(offset) >= n or not bool(visible.diagonal(-offset)[0]):
             continue
-        values[place] = block.diagonal(-offset, dim1=-2, dim2=-1).double().mean(dim=-1).cpu()
+        values[place] = block.diagonal(-offset, dim1=-2, dim2=-1).double().mean(dim=-1)
         chance[place] = uniform[max(offset, 0) : n + min(offset, 0)].mean()
     return values, chance
 
@@ -116,7 +116,7 @@ def _shares(
     number = keys.sum(dim=-1, keepdim=True)
     keys &= number >= 2
     uniform = keys / number.clamp(min=1).double()
-    shares = pattern.double().cpu() * keys
+    shares = pattern.cpu().double() * keys
     total = shares.sum(dim=-1, keepdim=True)
     # A sink can leave nothing at all to the others in floating point.
     return torch.where(total > 0, shares / total, uniform), uniform

@@ -109,7 +109,7 @@ def found_words(
     special = [special_tokens(model, *s.tokens) for s in sentences]
 
     def use(item: int, layer: int, seen: Mapping[str, Tensor]) -> None:
-        norms = seen["resid_pre"].double().norm(dim=-1).cpu()
+        norms = seen["resid_pre"].norm(dim=-1).cpu()
         keys = masks(layer, len(norms)) & ~sinks_among(special[item], norms)
         rows = slice(starts[item], starts[item + 1])
         hits[rows, layer], possible[rows, layer] = words[item].found(seen["pattern"].cpu(), keys)

@@ -74,7 +74,7 @@ def attention_to(
     uniform = keys.sum(dim=-1) / seen.sum(dim=-1)
     # A query that sees none of its keys has nothing to add to either sum.
     weights = keys.to(pattern.device, pattern.dtype)
-    mass = torch.einsum("hqk,sqk->sh", pattern, weights).double().cpu()
+    mass = torch.einsum("hqk,sqk->sh", pattern, weights).cpu().double()
     return mass / counts[:, None], uniform.double().sum(dim=-1) / counts
 
 

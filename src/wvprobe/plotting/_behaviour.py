@@ -114,6 +114,8 @@ def agreement(result: AgreementResult) -> go.Figure:
             marker={
                 "color": own["layer"].tolist(),
                 "colorscale": "Viridis",
+                "cmin": 0,
+                "cmax": result.behaviour.shape[1] - 1,
                 "size": 6,
                 "showscale": place == 0,
                 "colorbar": {"title": "layer", "thickness": 10},
@@ -121,10 +123,10 @@ def agreement(result: AgreementResult) -> go.Figure:
             showlegend=False,
             hovertemplate="%{text}<br>weights %{x:.3f}, behaviour %{y:.3f}<extra></extra>",
         )
-        at = {"row": place // columns + 1, "col": place % columns + 1}
-        drawn.add_trace(points, **at)
-        drawn.update_xaxes(title_text=f"weights: {name}", **at)
-        drawn.update_yaxes(title_text=f"behaviour: {score}", **at)
+        row, col = place // columns + 1, place % columns + 1
+        drawn.add_trace(points, row=row, col=col)
+        drawn.update_xaxes(title_text=f"weights: {name}", row=row, col=col)
+        drawn.update_yaxes(title_text=f"behaviour: {score}", row=row, col=col)
     drawn.update_annotations(font_size=12)
     return drawn.update_layout(
         title_text=_agreement_title(result), height=160 + 300 * rows, margin_t=TOP_WITH_PANELS
@@ -192,7 +194,7 @@ def _dependency_title(result: DependencyResult) -> str:
     most = table.sort_values(["certain", "heads"], ascending=False, kind="stable").iloc[0]
     layers = int((table["certain"] >= 3).sum())
     return (
-        f"In layer {most['layer']} {most['heads']} heads are each best of the layer at another "
-        f"relation by over {_MARGIN} ({most['certain']} with certainty);<br>{layers} of "
-        f"{len(table)} layers have three certain ones or more ({result.sentences:,} sentences)"
+        f"Layer {most['layer']} has {most['heads']} heads that are each its best at another "
+        f"relation, by over {_MARGIN}: {most['certain']} of them<br>with their whole interval; "
+        f"{layers} of {len(table)} layers have three such or more ({result.sentences:,} sentences)"
     )
