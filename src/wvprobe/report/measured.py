@@ -18,6 +18,7 @@ from wvprobe.word_pairs import PairScores, pair_scores
 TEXT_A = "a power bank dropped into the river."
 TEXT_B = "The river bank is close to here."
 WORD, OTHER = "bank", "river"
+_PAIRS = 6000  # of tokens, some seconds of them
 _SENTENCES = 1000  # of a treebank, which a report takes
 
 
@@ -51,7 +52,7 @@ class Measured:
     @cached_property
     def variance(self) -> VarianceResult:
         """What pairs of tokens, offsets and context explain of scores, over the bundled prose."""
-        return score_variance(self.model)
+        return score_variance(self.model, max_pairs=_PAIRS)
 
     @cached_property
     def ledger(self) -> LedgerResult:

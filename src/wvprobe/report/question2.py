@@ -310,7 +310,7 @@ numbers = {
         "A corpus whose pairs recur in like contexts only would turn it; so would a model whose "
         "upper layers read tokens and offsets alone.",
         """\
-found = wvprobe.score_variance(model)
+found = wvprobe.score_variance(model, max_pairs=6000)
 share, low, high = found.heads_above
 frame = found.to_frame()
 numbers = {
