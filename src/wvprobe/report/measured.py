@@ -7,7 +7,7 @@ from wvprobe.attention_clock import AttentionTimes, time_attention
 from wvprobe.behaviour import DependencyResult, dependency_heads
 from wvprobe.context_shares import ContextResult, context_dependence
 from wvprobe.contextual_drift import PairDriftResult, drift_pair
-from wvprobe.datasets import LabelledDataset
+from wvprobe.datasets import LabelledDataset, load_senses
 from wvprobe.errors import UnsupportedError
 from wvprobe.influence import InfluenceResult, context_influence
 from wvprobe.ledger import LedgerResult, score_ledger
@@ -18,7 +18,7 @@ from wvprobe.word_pairs import PairScores, pair_scores
 TEXT_A = "a power bank dropped into the river."
 TEXT_B = "The river bank is close to here."
 WORD, OTHER = "bank", "river"
-_PAIRS = 6000  # of tokens, some seconds of them
+_EVERY = 3  # of the bundled sentences every third, some seconds of them
 _SENTENCES = 1000  # of a treebank, which a report takes
 
 
@@ -51,8 +51,9 @@ class Measured:
 
     @cached_property
     def variance(self) -> VarianceResult:
-        """What pairs of tokens, offsets and context explain of scores, over the bundled prose."""
-        return score_variance(self.model, max_pairs=_PAIRS)
+        """What explains scores: pairs, offsets, context; a third of the bundled sentences."""
+        texts = [item.sentence for item in load_senses()][::_EVERY]
+        return score_variance(self.model, texts)
 
     @cached_property
     def ledger(self) -> LedgerResult:
