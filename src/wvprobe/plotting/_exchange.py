@@ -91,7 +91,7 @@ def dissociation(result: DissociationResult) -> go.Figure:
             drawn.add_scatter(
                 x=list(result.layers), y=layer_mean.tolist(), line=line, name=label, row=1, col=3
             )
-    drawn.add_hline(y=0, line_color=MUTED, line_width=1, row=1, col=3)
+    drawn.update_yaxes(rangemode="tozero", zerolinecolor=MUTED, row=1, col=3)
     drawn.update_xaxes(title_text="layer")
     drawn.update_yaxes(title_text="head", dtick=1, row=1, col=1)
     drawn.update_annotations(font_size=13)
