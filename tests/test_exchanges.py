@@ -464,6 +464,18 @@ def test_models_without_a_head(tiny, monkeypatch):
         exchange(model, *TEXTS, token=7)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_other_precisions(dtype):
+    found, exact = (
+        exchange(m, *TEXTS, part="value", layers=1, reader=(2, 1), query=4, key=2, path="k")
+        for m in (tiny_model("llama", dtype=dtype), tiny_model("llama"))
+    )
+    rough = 0.2 if dtype == "bfloat16" else 1e-4
+    for name in ("local", "stream", "kl", "path_measured"):
+        ours, theirs = getattr(found, name), getattr(exact, name)
+        assert float((ours - theirs).norm() / theirs.norm()) < rough, name
+
+
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     texts = ("The bank by the river was muddy.", "The bank in the city was closed.")

@@ -203,6 +203,18 @@ def test_a_known_head_copies(tiny):
     assert int(found.heads[1, 1].argmax()) == first + 1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_other_precisions(dtype):
+    model = tiny_model("llama", dtype=dtype)
+    found, exact = (value_flow(m, TEXT, token=7) for m in (model, tiny_model("llama")))
+    rough = 1e-6 if dtype == "float64" else 0.1
+    error = (found.norms.double() - exact.norms.double()).norm() / exact.norms.double().norm()
+    assert float(error) < rough and found.norms.dtype in (torch.float32, torch.float64)
+    assert found.effects.logit == pytest.approx(exact.effects.logit, abs=max(rough, 1e-4))
+    # Parts are read as rounded, one by one, so they sum to the logit to the dtype's precision.
+    assert found.effects.reconstruction_error < (1e-6 if dtype == "float64" else 1e-2)
+
+
 def test_models_without_a_linear_head(tiny):
     bert = tiny("bert")
     found = value_flow(bert, TEXT)

@@ -121,10 +121,9 @@ class LogitEffects:
         for part, value in zip(self.embedding_parts, self.embedding.tolist(), strict=True):
             rows.append(("embedding_bias" if part == "bias" else part, None, None, value))
         rows.append(("constant", None, None, self.constant))
+        rows.sort(key=lambda row: -abs(row[3]))
         frame = pandas.DataFrame(rows, columns=["kind", "layer", "head", "effect"])
-        frame = frame.astype({"layer": "Int64", "head": "Int64"})
-        order = frame["effect"].abs().sort_values(ascending=False, kind="stable").index
-        return frame.loc[order].reset_index(drop=True)
+        return frame.astype({"layer": "Int64", "head": "Int64"})
 
 
 def logit_effects(

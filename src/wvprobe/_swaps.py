@@ -145,7 +145,7 @@ class _Outcome(NamedTuple):
     attention: Float[Tensor, "row key"] | None
 
     def row(self, at: int) -> "_Outcome":
-        return _Outcome(*(None if t is None else t[at] for t in self))
+        return _Outcome(self.stream[at], *(None if t is None else t[at] for t in self[1:]))
 
 
 class Runs:
@@ -246,17 +246,26 @@ class Runs:
         found: dict[str, Tensor | float] = {
             "stream": (new.stream - old.stream).norm() / old.stream.norm()
         }
-        if old.logits is not None and new.logits is not None:
-            before, after, token = old.log_probs, new.log_probs, self.token_ids[into]
+        before, after = old.log_probs, new.log_probs
+        if before is not None and after is not None:
+            token = self.token_ids[into]
             found["kl"] = (before.exp() * (before - after)).sum().clamp(min=0)
-            found["logit"] = new.logits[token] - old.logits[token]
             found["log_prob"] = after[token] - before[token]
+        if old.logits is not None and new.logits is not None:
+            token = self.token_ids[into]
+            found["logit"] = new.logits[token] - old.logits[token]
         if self.watched is not None:
-            key = self.watched.at[into][1]
-            change = 0 * old.scores if late else new.scores - old.scores
-            found["reader_score"] = change[key]
-            found["reader_gauge_fixed"] = change[key] - change[self.watched.counted[into]].mean()
-            found["reader_attention"] = 0.0 if late else new.attention[key] - old.attention[key]
+            key, counted = self.watched.at[into][1], self.watched.counted[into]
+            for name, old_row, new_row in (
+                ("reader_score", old.scores, new.scores),
+                ("reader_attention", old.attention, new.attention),
+            ):
+                if old_row is None or new_row is None:
+                    continue
+                change = torch.zeros_like(old_row) if late else new_row - old_row
+                found[name] = change[key]
+                if name == "reader_score":
+                    found["reader_gauge_fixed"] = change[key] - change[counted].mean()
         return found
 
 

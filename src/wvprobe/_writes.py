@@ -1,7 +1,7 @@
 """What heads write: W_O behind a layer's second norm, and what of it norms need."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float
@@ -10,6 +10,14 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._linalg import triangular
 from wvprobe.adapters import Architecture, Norm
+
+
+@overload
+def on_cpu(norm: Norm) -> Norm: ...
+
+
+@overload
+def on_cpu(norm: None) -> None: ...
 
 
 def on_cpu(norm: Norm | None) -> Norm | None:

@@ -246,7 +246,9 @@ def exchange(
     }
     return ExchangeResult(
         provenance=adapters.provenance(model, seed=seed, **settings),
-        **{name: found.get(name) for name in _MEASURES},
+        local=found["local"],
+        stream=found["stream"],
+        **{name: found.get(name) for name in _MEASURES[2:]},
         layers=chosen,
         heads=chosen_heads,
         part=part,

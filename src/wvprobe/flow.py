@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe import adapters
+from wvprobe._linalg import at_least_float32
 from wvprobe._logit_effects import LogitEffects, logit_effects
 from wvprobe._targets import check_finite, position_in, require_linear_head
 from wvprobe._types import Result
@@ -68,7 +69,8 @@ class FlowResult(Result):
         a_ij ‖v_j W_O‖ / scale_i: one vector a key is measured, not one a pair.
         """
         factors = self.value_norms[:, :, None] / self.scales[:, None, :, None]
-        return self.pattern * factors.to(self.pattern.dtype)
+        pattern = at_least_float32(self.pattern)
+        return pattern * factors.to(pattern.dtype)
 
     def to_frame(self) -> Any:
         """Return one row a layer, head and source, at the query `position`.

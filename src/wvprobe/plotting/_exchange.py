@@ -42,6 +42,7 @@ def exchange(result: ExchangeResult) -> go.Figure:
                 hovertemplate=f"layer %{{x}}, {heads} %{{y}}<br>{title} %{{z:.3f}}<extra></extra>",
             )
             drawn.add_trace(heatmap, row=row + 1, col=column)
+    drawn.update_xaxes(type="category")
     drawn.update_xaxes(title_text="layer", row=n_texts)
     drawn.update_yaxes(title_text=heads, col=1)
     drawn.update_annotations(font_size=13)
@@ -55,12 +56,13 @@ def exchange(result: ExchangeResult) -> go.Figure:
 def _strongest(result: ExchangeResult, last: Tensor, name: str) -> str:
     mean = last.mean(dim=1)
     flat = int(mean.flatten().argmax())
-    _, rest = divmod(flat, mean[0].numel())
+    into, rest = divmod(flat, mean[0].numel())
     layer, head = divmod(rest, mean.shape[-1])
     kind = "H" if result.level == "query" else "KV"
     unit = f"L{result.layers[layer]}{kind}{result.heads[head]}"
     way = f"{_PARTS[result.part]} {_WAYS[result.method]}"
-    return f"{unit} matters most, {way}:<br>{name} {float(mean.max()):.3f}"
+    where = f"{name} {float(mean.max()):.3f} in “{short(result.texts[into])}”"
+    return f"{unit} matters most, {way}:<br>{where}"
 
 
 def dissociation(result: DissociationResult) -> go.Figure:
@@ -79,7 +81,7 @@ def dissociation(result: DissociationResult) -> go.Figure:
             ],
             zmin=-bound,
             zmax=bound,
-            colorscale="RdBu",
+            colorscale="RdBu_r",
             colorbar={"len": 0.8, "x": (0.285, 0.655)[column - 1], "thickness": 12},
             hovertemplate="layer %{x}, head %{y}<br>%{z:.3f} (%{customdata})<extra></extra>",
         )
@@ -91,8 +93,8 @@ def dissociation(result: DissociationResult) -> go.Figure:
             drawn.add_scatter(
                 x=list(result.layers), y=layer_mean.tolist(), line=line, name=label, row=1, col=3
             )
-    drawn.add_hline(y=0, line_color=MUTED, line_width=1, row=1, col=3)
-    drawn.update_xaxes(title_text="layer")
+    drawn.update_yaxes(rangemode="tozero", zerolinecolor=MUTED, row=1, col=3)
+    drawn.update_xaxes(title_text="layer", type="category", nticks=10)
     drawn.update_yaxes(title_text="head", dtick=1, row=1, col=1)
     drawn.update_annotations(font_size=13)
     found = result.summary().set_index(["pairs", "contrast"])

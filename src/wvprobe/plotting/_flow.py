@@ -14,10 +14,16 @@ def flow(result: FlowResult) -> go.Figure:
     row, head, reason = _shown_head(result)
     layer = result.layers[row]
     titles = [f"attention of L{layer}H{head}", "‖a v W_O‖"]
-    with_effects = result.effects is not None
-    if with_effects:
+    if result.effects is not None:
         titles.append(f"direct effects on the logit of {result.effects.target}")
-    drawn = make_subplots(1, len(titles), subplot_titles=titles, horizontal_spacing=0.1)
+    rows = len(titles) - 1
+    drawn = make_subplots(
+        rows,
+        2,
+        subplot_titles=titles,
+        specs=[[{}, {}], [{"colspan": 2}, None]][:rows],
+        vertical_spacing=0.2,
+    )
     tokens = [f"{at} {string}" for at, string in enumerate(result.strings)]
     norms = result.norms[row, head]
     maps = ((result.pattern[row, head], 1.0, "Blues"), (norms, float(norms.max()), "Greens"))
@@ -35,13 +41,16 @@ def flow(result: FlowResult) -> go.Figure:
         drawn.add_trace(heatmap, row=1, col=column)
     drawn.update_yaxes(autorange="reversed", title_text="query", row=1, col=1)
     drawn.update_yaxes(autorange="reversed", showticklabels=False, row=1, col=2)
-    if with_effects:
-        drawn.add_trace(_bars(result), row=1, col=3)
-        drawn.update_yaxes(autorange="reversed", row=1, col=3)
+    if result.effects is not None:
+        drawn.add_trace(_bars(result), row=2, col=1)
+        drawn.update_yaxes(autorange="reversed", row=2, col=1)
     drawn.update_annotations(font_size=13)
     where = f"“{short(result.text)}”"
     return drawn.update_layout(
-        title_text=f"{reason}<br>{where}", height=460, margin_t=TOP_WITH_PANELS, showlegend=False
+        title_text=f"{reason}<br>{where}",
+        height=60 + 400 * rows,
+        margin_t=TOP_WITH_PANELS,
+        showlegend=False,
     )
 
 
