@@ -29,6 +29,7 @@ LEVELS = {
     2: ("activations", "heads", "testing", "_packaged"),
     3: (
         "_sinks",
+        "_told_apart",
         "components",
         "_factors",
         "_token_rows",

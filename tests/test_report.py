@@ -30,7 +30,7 @@ MEASURED = {"2.1", "2.2", "2.5", "2.6", "3.3", "4.1", "4.2", "5.1", "5.4", "5.5"
 @pytest.fixture(autouse=True)
 def short_baseline(monkeypatch):
     """Take fewer sentences than a report does, which changes numbers and no code path."""
-    monkeypatch.setattr("wvprobe.contextual_drift._BASELINE_SENTENCES", 50)
+    monkeypatch.setattr("wvprobe.contextual_drift._pair._BASELINE_SENTENCES", 50)
 
 
 def test_all_claims_are_there_each_with_a_rule():

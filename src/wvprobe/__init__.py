@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from wvprobe.auditing import audit as audit
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
+    from wvprobe.contextual_drift import drift as drift
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_senses as load_senses
@@ -37,6 +38,7 @@ _HOMES = {
     "capture": "activations",
     "copying_scores": "copying",
     "composition": "compose",
+    "drift": "contextual_drift",
     "drift_pair": "contextual_drift",
     "figure": "plotting",
     "find_word": "words",

@@ -6,10 +6,11 @@ Language Models with Attention Sinks; Sun et al. 2024, Massive Activations in La
 Models). Statistics over keys leave them out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wvprobe.activations import Activations
@@ -29,12 +30,21 @@ def sink_keys(model: Any, seen: Activations, item: int) -> Bool[Tensor, "layer p
         seen: of :func:`~wvprobe.capture` with the site ``resid_pre`` at all positions.
         item: which of its texts.
     """
-    ids, size = seen.tokens[item], len(seen.tokens[item])
+    special = special_tokens(model, seen.tokens[item], seen.special[item])
+    norms = seen["resid_pre"][item, : len(special)].double().norm(dim=-1).T
+    return grown_sinks(norms, special)
+
+
+def special_tokens(model: Any, ids: Sequence[int], added: Sequence[bool]) -> Bool[Tensor, " pos"]:
+    """Return which tokens were added (BOS, CLS, SEP) or are special ids within the text."""
     known = set(model.tokenizer.all_special_ids)
-    special = torch.tensor(
-        [added or number in known for added, number in zip(seen.special[item], ids, strict=True)]
-    )
-    norms = seen["resid_pre"][item, :size].double().norm(dim=-1).T
+    return torch.tensor([new or number in known for new, number in zip(added, ids, strict=True)])
+
+
+def grown_sinks(
+    norms: Float[Tensor, "layer pos"], special: Bool[Tensor, " pos"]
+) -> Bool[Tensor, "layer pos"]:
+    """Return the special tokens, and those over 10 times as long as the median of the others."""
     if bool(special.all()):
         return special.expand_as(norms)
     median = norms[:, ~special].median(dim=-1, keepdim=True).values

@@ -15,19 +15,29 @@ def mean_interval(
     Efron & Tibshirani 1993, chapter 13. The rows are what is resampled: where observations come
     in clusters (sentences of a word), a row is a cluster's mean.
     """
+    means = bootstrap_means(values, seed=seed)
+    low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    return low, high
+
+
+def bootstrap_means(
+    values: Float[Tensor, " n ..."], *, seed: int = 0
+) -> Float[Tensor, " draw ..."]:
+    """Return the means of 2,000 resamples of the rows, for intervals of what is made of them."""
     generator = torch.Generator().manual_seed(seed)
     n = len(values)
     chosen = torch.randint(n, (_DRAWS, n), generator=generator)
     # Counts of each row in each resample turn resampling into one matrix product.
     counts = torch.zeros(_DRAWS, n, dtype=torch.float64)
     counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
-    means = (counts @ values.double().reshape(n, -1) / n).reshape(_DRAWS, *values.shape[1:])
-    low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
-    return low, high
+    return (counts @ values.double().reshape(n, -1) / n).reshape(_DRAWS, *values.shape[1:])
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a proportion (Wilson 1927), which stays within 0 and 1."""
+def wilson_interval(successes: float | int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a proportion (Wilson 1927), which stays within 0 and 1.
+
+    Half a success counts as one half: a tie of two answers.
+    """
     z = 1.959963984540054
     share, spread = successes / n, z * z / n
     middle = share + spread / 2

@@ -164,6 +164,9 @@ def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
 def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     """Find the tokens of the whole word at ``text[start:end]``, as a labelled set marks it.
 
+    A possessive's ending may follow the word: the mark says that it does not belong to it. Such a
+    place is none of those that :func:`find_word` counts; its occurrence is 0.
+
     Raises:
         WordError: no whole word stands there, or its tokens stand for more than it.
     """
@@ -171,8 +174,16 @@ def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     for occurrence, place in enumerate(_occurrences(encoding.text, word) if word else ()):
         if place == (start, end):
             return locate(encoding, word, occurrence)
+    if word and not _begins_earlier(encoding.text, start) and _POSSESSIVE.match(encoding.text, end):
+        positions = _covering(encoding, start, end)
+        strings = tuple(encoding.strings[position] for position in positions)
+        return WordSpan(encoding.text, word, 0, positions, (start, end), strings, encoding.source)
     where = f"the place of a whole word of {_short(encoding.text)}"
     raise WordError(message("start..end", where, f"{start}..{end} ({word!r})"))
+
+
+# What a possessive puts behind a word: "seal's", "seals'".
+_POSSESSIVE = re.compile(r"['’](?:[sS](?!\w)|(?!\w))")
 
 
 def _short(text: str) -> str:

@@ -10,16 +10,33 @@ from wvprobe.activations import Activations
 from wvprobe.auditing import AuditResult
 from wvprobe.budget import KnownArchitectures
 from wvprobe.compose import CompositionResult
-from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
+from wvprobe.contextual_drift import (
+    DriftBaseline,
+    DriftResult,
+    GrowthResult,
+    HeldOutSenses,
+    LayerSimilarity,
+    PairContributions,
+    PairDriftResult,
+    ScoreDrift,
+)
 from wvprobe.copying import CopyingResult
 from wvprobe.errors import InputError
 from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import (
+    _composition,
+    _contexts,
+    _drift,
+    _models,
+    _spectra,
+    _vocabulary,
+    _words,
+)
 from wvprobe.plotting._style import dressed
-from wvprobe.sense_maps import SenseMap
+from wvprobe.sense_maps import SenseLayers, SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
 from wvprobe.vocabulary import TopTokensResult
@@ -30,6 +47,12 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     AuditResult: _models.audit,
     CopyingResult: _vocabulary.copying,
     DriftBaseline: _words.baseline,
+    DriftResult: _drift.drift,
+    GrowthResult: _drift.growth,
+    HeldOutSenses: _drift.held_out,
+    LayerSimilarity: _drift.layers,
+    ScoreDrift: _drift.score_drift,
+    SenseLayers: _contexts.sense_layers,
     FirstLayerShares: _contexts.first_layer,
     InfluenceResult: _contexts.influence,
     KnownArchitectures: _models.architectures,
