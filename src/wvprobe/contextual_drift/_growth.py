@@ -19,7 +19,8 @@ from wvprobe.errors import InputError, ShapeError
 LEAST_LAYERS = 12
 # A curve whose non-zero part is shorter is not fitted.
 _LEAST_POINTS = 8
-_ZERO = 1e-6
+# Below this share of the largest value lies the rounding of single-precision scores.
+_ZERO = 1e-5
 ERRORS = ("absolute", "relative")
 # What may come of a word: a law that rises, or a best law that falls.
 OUTCOMES = (*LAWS, "falling")
