@@ -149,7 +149,8 @@ many.figure()
 # %% [markdown]
 # ## Streams beside each other
 #
-# What a stream keeps of those before it: CKA of all words' vectors, and of what contexts do to them.
+# What a stream keeps of those before it: CKA of all words' vectors, and of what contexts do to
+# them.
 
 # %%
 likeness = many.layers.to_frame()

@@ -156,7 +156,7 @@ class _Run:
                 for word in words:
                     stop = start + len(self.groups[word])
                     self._word(
-                        word, numbers[start:stop], items[start:stop], _slice(read, start, stop)
+                        word, numbers[start:stop], items[start:stop], read.between(start, stop)
                     )
                     start = stop
                 advance(len(numbers))
@@ -256,10 +256,6 @@ class _Run:
             position=self.reader.position,
             correction=correction,
         )
-
-
-def _slice(read: ItemVectors, start: int, stop: int) -> ItemVectors:
-    return ItemVectors(*(part if part is None else part[start:stop] for part in read))
 
 
 def _control(found: Sequence[_Word], streams: int) -> Tensor:

@@ -24,7 +24,8 @@ class LayerSimilarity(Result):
     Attributes:
         cka: [layer, layer2] linear CKA with the unbiased HSIC₁: 1 for the same space up to
             rotation and scale, 0 on average for unrelated ones, below 0 by chance.
-        cka_error: [layer, layer2] its standard error, a jackknife over ten groups of words.
+        cka_error: [layer, layer2] its standard error, a jackknife over ten groups of words
+            (of items where there is a single word).
         cka_within: [layer, layer2] the same when each word's mean is taken off: what contexts
             do to words, without what words are.
         cka_within_error: [layer, layer2] its standard error.
@@ -116,7 +117,9 @@ def layer_similarity(
     names = list(range(n)) if words is None else list(words)
     kinds = {name: number for number, name in enumerate(dict.fromkeys(names))}
     word = torch.tensor([kinds[name] for name in names])[chosen]
-    group = (torch.randperm(len(kinds), generator=generator) % _GROUPS)[word]
+    # A word's occurrences go together; those of a single word can only go one by one.
+    unit = word if len(kinds) > 1 else torch.arange(len(word))
+    group = (torch.randperm(int(unit.max()) + 1, generator=generator) % _GROUPS)[unit]
     picked = x[chosen]
     cka, error = _jackknife(picked, group)
     within, within_error = torch.full_like(cka, torch.nan), torch.full_like(cka, torch.nan)

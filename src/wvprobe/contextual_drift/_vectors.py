@@ -138,6 +138,17 @@ class ItemVectors(NamedTuple):
     kept: Bool[Tensor, " item"]
     at: Int[Tensor, " item"]
 
+    def between(self, start: int, stop: int) -> "ItemVectors":
+        """Return what was read of some neighbouring items."""
+        corrected = self.intra_corrected
+        return ItemVectors(
+            self.x[start:stop],
+            self.intra[start:stop],
+            None if corrected is None else corrected[start:stop],
+            self.kept[start:stop],
+            self.at[start:stop],
+        )
+
 
 def read_items(reader: Reader, items: Sequence[SenseItem], correction: Any = None) -> ItemVectors:
     """Read the vectors of items, each sentence once."""

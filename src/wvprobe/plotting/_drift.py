@@ -85,7 +85,7 @@ def drift(result: DriftResult) -> go.Figure:
 def _parted(result: DriftResult) -> str:
     """Say how well senses are told, and where the gap is widest."""
     read = "" if result.position == "target" else ", read at the sentence's last token"
-    words = f"{len(result.words)} words" if len(result.words) > 1 else f"“{result.words[0]}”"
+    words = f"{len(result.words)} words" if len(result.words) > 1 else f"“{''.join(result.words)}”"
     mean = result["centroid_accuracy"].nanmean(dim=0)
     gap = result["gap"].nanmean(dim=0)
     if bool(mean.isnan().all()):
