@@ -37,6 +37,7 @@ LEVELS = {
     3: (
         "_sinks",
         "_kernels",
+        "_told_apart",
         "components",
         "_score_parts",
         "_factors",

@@ -44,20 +44,18 @@ def ratio_interval(
     For shares of things that come in clusters of unequal size: a row is a cluster, such as the
     sentence that words stand in, with how many of its things count and how many it has.
     """
-    generator = torch.Generator().manual_seed(seed)
-    n, shape = len(parts), parts.shape[1:]
-    chosen = torch.randint(n, (_DRAWS, n), generator=generator)
-    counts = torch.zeros(_DRAWS, n, dtype=torch.float64)
-    counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.float64))
-    above, below = (counts @ values.double().reshape(n, -1) for values in (parts, sizes))
+    above, below = (resampled_totals(values, seed=seed) for values in (parts, sizes))
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
     # A resample in which nothing counts has no share.
-    low, high = torch.nanquantile(above / below, ends, dim=0).reshape(2, *shape)
+    low, high = torch.nanquantile(above / below, ends, dim=0)
     return low, high
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a proportion (Wilson 1927), which stays within 0 and 1."""
+def wilson_interval(successes: float | int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a proportion (Wilson 1927), which stays within 0 and 1.
+
+    Half a success counts as one half: a tie of two answers.
+    """
     z = 1.959963984540054
     share, spread = successes / n, z * z / n
     middle = share + spread / 2

@@ -13,7 +13,16 @@ from wvprobe.behaviour import AgreementResult, BehaviourResult, DependencyResult
 from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.context_shares import ContextResult
-from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
+from wvprobe.contextual_drift import (
+    DriftBaseline,
+    DriftResult,
+    GrowthResult,
+    HeldOutSenses,
+    LayerSimilarity,
+    PairContributions,
+    PairDriftResult,
+    ScoreDrift,
+)
 from wvprobe.copying import CopyingResult
 from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
@@ -29,6 +38,7 @@ from wvprobe.plotting import (
     _budget,
     _composition,
     _contexts,
+    _drift,
     _exchange,
     _flow,
     _ledgers,
@@ -39,7 +49,7 @@ from wvprobe.plotting import (
     _words,
 )
 from wvprobe.plotting._style import dressed
-from wvprobe.sense_maps import SenseMap
+from wvprobe.sense_maps import SenseLayers, SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
 from wvprobe.vocabulary import TopTokensResult
@@ -53,6 +63,17 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     AuditResult: _models.audit,
     BehaviourResult: _behaviour.behaviour,
     CausalCheckResult: _ledgers.causal_check,
+    CopyingResult: _vocabulary.copying,
+    DriftBaseline: _words.baseline,
+    DriftResult: _drift.drift,
+    GrowthResult: _drift.growth,
+    HeldOutSenses: _drift.held_out,
+    LayerSimilarity: _drift.layers,
+    ScoreDrift: _drift.score_drift,
+    SenseLayers: _contexts.sense_layers,
+    InfluenceResult: _contexts.influence,
+    KnownArchitectures: _models.architectures,
+    PairContributions: _words.contributions,
     CompositionResult: _composition.composition,
     ContextResult: _ledgers.context_shares,
     CopyingResult: _vocabulary.copying,
