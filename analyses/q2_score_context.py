@@ -72,10 +72,10 @@ shares.figure()
 # %%
 frame = wvprobe.context_dependence(model, text_a, text_b, query="bank", key="river").to_frame()
 row = frame.loc[(frame["score_b"] - frame["score_a"]).abs().idxmax()]
-at = {"layer": int(row["layer"]), "head": int(row["head"])}
+layer, head = int(row["layer"]), int(row["head"])
 for text in (text_a, text_b):
-    ledger = wvprobe.score_ledger(model, text, query="bank", key="river", **at)
-    print(f"\nL{at['layer']}H{at['head']}, {text!r}: score {ledger.total:.3f}")
+    ledger = wvprobe.score_ledger(model, text, query="bank", key="river", layer=layer, head=head)
+    print(f"\nL{layer}H{head}, {text!r}: score {ledger.total:.3f}")
     print(f"reconstruction error {ledger.reconstruction_error:.1e} of c‖q‖‖k‖")
     show(ledger.top(8))
 ledger.figure()
@@ -85,7 +85,9 @@ ledger.figure()
 
 # %%
 for group in ("kind", "source"):
-    grouped = wvprobe.score_ledger(model, text_b, query="bank", key="river", group=group, **at)
+    grouped = wvprobe.score_ledger(
+        model, text_b, query="bank", key="river", group=group, layer=layer, head=head
+    )
     print(f"\nby {group}:")
     show(grouped.top(8))
 
