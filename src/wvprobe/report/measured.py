@@ -1,23 +1,37 @@
 """A model, and what several claims need of it, measured once."""
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from wvprobe.attention_clock import AttentionTimes, time_attention
 from wvprobe.behaviour import DependencyResult, dependency_heads
 from wvprobe.context_shares import ContextResult, context_dependence
-from wvprobe.contextual_drift import PairDriftResult, drift_pair
-from wvprobe.datasets import LabelledDataset, load_senses
+from wvprobe.contextual_drift import (
+    GrowthResult,
+    PairDriftResult,
+    drift,
+    drift_pair,
+    growth_law,
+    score_drift,
+)
+from wvprobe.datasets import LabelledDataset, SenseDataset, labelled_senses, load_senses
+from wvprobe.dissociation import DissociationResult, double_dissociation
 from wvprobe.errors import UnsupportedError
+from wvprobe.heads import HeadWeights
 from wvprobe.influence import InfluenceResult, context_influence
 from wvprobe.ledger import LedgerResult, score_ledger
 from wvprobe.pair_variance import VarianceResult, score_variance
 from wvprobe.sense_maps import SenseMap, sense_map
+from wvprobe.subspaces import OverlapResult, subspace_overlap
+from wvprobe.value_payload import PayloadResult, payload
 from wvprobe.word_pairs import PairScores, pair_scores
 
 TEXT_A = "a power bank dropped into the river."
 TEXT_B = "The river bank is close to here."
 WORD, OTHER = "bank", "river"
+_DRAWS = 20  # random projections a layer
+_EXCHANGED = 43  # pairs of texts, one a bundled word
 _EVERY = 3  # of the bundled sentences every third, some seconds of them
 _SENTENCES = 1000  # of a treebank, which a report takes
 
@@ -33,6 +47,45 @@ class Measured:
             treebank: sentences with dependencies, for the claims that need some.
         """
         self.model, self.treebank = model, treebank
+
+    @cached_property
+    def payloads(self) -> dict[str, PayloadResult]:
+        """What values, queries and keys carry of senses and of parts of speech.
+
+        Parts of speech are the treebank's, or nouns against verbs of the bundled sentences.
+        """
+        sample = self._sample(2)
+        speech: tuple[Any, str | None] = (labelled_senses(sample), "pos")
+        if self.treebank is not None:
+            speech = (self.treebank, None)
+        words = {"sense": (sample, None), "pos": speech}
+        return {
+            name: payload(self.model, given, label=label, draws=_DRAWS)
+            for name, (given, label) in words.items()
+        }
+
+    @cached_property
+    def dissociation(self) -> DissociationResult:
+        """What exchanged values and exchanged patterns do to heads' output."""
+        return double_dissociation(self.model, n_pairs=_EXCHANGED)
+
+    @cached_property
+    def overlap(self) -> OverlapResult:
+        """Overlap of the spaces that layers' values are read from."""
+        return subspace_overlap(HeadWeights.from_model(self.model), "V")
+
+    @cached_property
+    def growth(self) -> GrowthResult:
+        """Which law the distance between a word's senses grows by, over the bundled words."""
+        sample = self._sample(4)
+        curves = drift(self.model, sample).curves()
+        curves = {"cosine": curves["cosine"], "score": score_drift(self.model, sample).difference}
+        return growth_law(curves, words=sample.words)
+
+    @staticmethod
+    def _sample(every: int) -> SenseDataset:
+        senses = load_senses()
+        return replace(senses, items=senses.items[::every])
 
     @cached_property
     def bank(self) -> PairDriftResult:

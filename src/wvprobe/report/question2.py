@@ -1,6 +1,6 @@
 """Is the query-key dot product fixed by the token pair?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from wvprobe._cell_effects import SHARES
 from wvprobe._types import HeadId
@@ -87,6 +87,49 @@ def different_vectors(measured: Measured) -> Finding:
     found = measured.bank
     limits = (1 - found.same_cosine[0]).tolist()
     return judge_drift((1 - found.cosine).tolist(), limits, found.n_same)
+
+
+def judge_growth(wins: Mapping[str, tuple[float, float, float]], n: int) -> Finding:
+    """Judge whether the difference of two contexts grows exponentially with depth (claim 2.3).
+
+    Args:
+        wins: by metric, the share of words for which the exponential law is best, with its
+            interval.
+        n: how many words.
+    """
+    beyond = [low > _MOST for _, low, _ in wins.values()]
+    below = [high < _MOST for _, _, high in wins.values()]
+    verdict = "supported" if all(beyond) else ("refuted" if any(below) else "mixed")
+    each = "; ".join(
+        f"{name}: {share:.0%} ({low:.0%} to {high:.0%})"
+        for name, (share, low, high) in wins.items()
+    )
+    reason = f"Words whose curve an exponential fits best, by AICc of four laws: {each}."
+    lows, highs = ([found[end] for found in wins.values()] for end in (1, 2))
+    numbers = {name: share for name, (share, _, _) in wins.items()}
+    return Finding(verdict, numbers, (min(lows), max(highs)), n, reason)
+
+
+def exponential(measured: Measured) -> Finding:
+    """Hold the exponential law's share of words against a half, in cosine and in scores."""
+    found = measured.growth
+    if found.untestable:
+        return Finding("not testable here", reason=found.untestable)
+    law = found.laws.index("exponential")
+    parts = (found.shares, found.low, found.high)
+    wins = {
+        name: (float(parts[0][m, law]), float(parts[1][m, law]), float(parts[2][m, law]))
+        for m, name in enumerate(found.metrics)
+    }
+    return judge_growth(wins, int(found.n.min()))
+
+
+def growth_exhibits(measured: Measured) -> list[Exhibit]:
+    """Show which laws win."""
+    if measured.growth.untestable:
+        return []
+    text = "Layers of a word are no independent observations: words alone are resampled."
+    return [Exhibit(measured.growth, text)]
 
 
 def judge_context(heads_above: tuple[float, float, float], median: float, n: int) -> Finding:
@@ -301,6 +344,22 @@ numbers = {
         "The difference grows exponentially with depth",
         "the exponential law wins for more than half the words, interval, in cosine and in "
         "absolute score difference",
+        exponential,
+        "The metric decides much: raw Euclidean distance grows with the vectors' length. Relative "
+        "errors in place of absolute ones weigh early layers as much as late ones.",
+        """\
+from dataclasses import replace
+
+from wvprobe.contextual_drift import growth_law, score_drift
+
+senses = wvprobe.load_senses()
+sample = replace(senses, items=senses.items[::4])
+cosine = wvprobe.drift(model, sample).curves()["cosine"]
+score = score_drift(model, sample).difference
+laws = growth_law({"cosine": cosine, "score": score}, words=sample.words)
+wins = laws.shares[:, laws.laws.index("exponential")]
+numbers = dict(zip(("cosine", "score"), wins.tolist()))""",
+        growth_exhibits,
     ),
     Claim(
         "2.4",
