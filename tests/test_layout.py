@@ -40,6 +40,7 @@ LEVELS = {
     4: (
         *("word_pairs", "first_layer", "contextual_drift", "influence", "sense_maps", "budget"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
+        "probes",
     ),
     5: ("plotting", "report"),
     6: ("cli",),

@@ -17,8 +17,17 @@ from wvprobe.first_layer import FirstLayerShares
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.offsets import OffsetResult
-from wvprobe.plotting import _composition, _contexts, _models, _spectra, _vocabulary, _words
+from wvprobe.plotting import (
+    _composition,
+    _contexts,
+    _models,
+    _probes,
+    _spectra,
+    _vocabulary,
+    _words,
+)
 from wvprobe.plotting._style import dressed
+from wvprobe.probes import ProbeResult
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
@@ -41,6 +50,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     SenseMap: _contexts.sense_map,
     InputResult: _spectra.inputs,
     OffsetResult: _spectra.offsets,
+    ProbeResult: _probes.probes,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,
