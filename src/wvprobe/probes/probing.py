@@ -46,7 +46,7 @@ def fit_probes(
     most_iterations: int = 1000,
     coefficients: bool = False,
     predictions: bool = False,
-    site_axes: Sequence[str] | None = None,
+    site_axes: Sequence[str] | Mapping[str, Sequence[int | str]] | None = None,
     block: int | None = None,
     seed: int = 0,
     progress: bool = False,
@@ -94,7 +94,9 @@ def fit_probes(
         most_iterations: of the logistic solver; sites that need more are reported unconverged.
         coefficients: whether to keep each fold's coefficients and intercepts, for raw features.
         predictions: whether to keep what was predicted for each item.
-        site_axes: names of X's site axes; None for ``site``, or ``site_0``, ``site_1``, ….
+        site_axes: names of X's site axes, or names with the label of each place, such as
+            ``{"layer": [3, 8, 14], "kv_head": [0, 1, 2]}``, where places are not counted from 0;
+            None for ``site``, or ``site_0``, ``site_1``, ….
         block: sites in memory at a time; None for as many as fit 64 MB or so.
         seed: of folds, resamples, permutations and the order of the online code.
         progress: whether to draw a bar.
@@ -106,15 +108,15 @@ def fit_probes(
         ShapeError: X, y, groups or a reference differ in length or axes.
 
     Returns:
-        Scores with 95 % intervals: bootstrap over groups, 2,000 draws, the probes not fitted anew.
+        Scores with 95 % intervals: bootstrap over groups, 1,000 draws, the probes not fitted anew.
     """
-    axes = _checked_axes(X, site_axes)
+    axes, places = _checked_axes(X, site_axes)
     method = one_of("method", method, METHODS)
     one_of("score", score, scores.SCORES)
     if score == "cross_entropy" and method not in PROBABILISTIC:
         raise InputError(message("score", "one that needs no probabilities", score))
     grid = _checked_grid(method, penalty, penalties)
-    _check_finite(X, axes)
+    _check_finite(X, axes, places)
     x = X.detach().flatten(1, -2) if X.dim() > 2 else X.detach()[:, None]
     labels = labels_of("y", y, len(x))
     inner = length("inner_folds", inner_folds) if len(grid) > 1 else 0
@@ -135,10 +137,7 @@ def fit_probes(
     outcome = fitting.out_of_fold(
         x, labels.y, len(labels.classes), plan, settings, coefficients=coefficients
     )
-    found = {
-        name: scores.scored(name, outcome, labels.y, len(labels.classes), bootstrap)
-        for name in scores.SCORES
-    }
+    found = scores.scored(scores.SCORES, outcome, labels.y, len(labels.classes), bootstrap)
     if description_length and method in PROBABILISTIC:
         found |= _online(x, labels, plan, settings, bootstrap, seed)
     shape = tuple(X.shape[1:-1])
@@ -202,6 +201,7 @@ def fit_probes(
         fold=plan.fold,
         n_groups=plan.n_groups,
         site_axes=axes,
+        site_labels=places,
         method=method,
         predictions=kept,
         coefficients=_shaped(outcome.weights, shape, keep=3),
@@ -272,24 +272,38 @@ def _shaped(values: Tensor | None, shape: tuple[int, ...], *, keep: int = 0) -> 
     return values.reshape((*shape, *values.shape[values.dim() - keep :]))
 
 
-def _checked_axes(X: Tensor, names: Sequence[str] | None) -> tuple[str, ...]:
+def _checked_axes(
+    X: Tensor, names: Sequence[str] | Mapping[str, Sequence[int | str]] | None
+) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...]]:
+    """Return the names of the site axes, and the labels of each one's places."""
     if not X.is_floating_point() or X.dim() < 2 or 0 in X.shape:
         got = f"shape {list(X.shape)} of {X.dtype}"
         raise ShapeError(message("X", "[item, site…, feature] of floating numbers", got))
-    count = X.dim() - 2
+    shape = tuple(X.shape[1:-1])
     if names is None:
-        return ("site",) if count == 1 else tuple(f"site_{axis}" for axis in range(count))
-    if isinstance(names, str) or len(names) != count or len(set(names)) != count:
-        raise ShapeError(message("site_axes", f"{count} different names", names))
-    return tuple(names)
+        several = tuple(f"site_{axis}" for axis in range(len(shape)))
+        names = ("site",) if len(shape) == 1 else several
+    if isinstance(names, str) or len(names) != len(shape) or len(set(names)) != len(shape):
+        raise ShapeError(message("site_axes", f"{len(shape)} different names", names))
+    given = names.values() if isinstance(names, Mapping) else [range(size) for size in shape]
+    labels = tuple(tuple(part) for part in given)
+    for name, part, size in zip(names, labels, shape, strict=True):
+        if len(part) != size or len(set(part)) != size:
+            raise ShapeError(message(f"site_axes[{name!r}]", f"{size} different labels", part))
+    return tuple(names), labels
 
 
-def _check_finite(X: Tensor, axes: tuple[str, ...]) -> None:
+def _check_finite(
+    X: Tensor, axes: tuple[str, ...], places: tuple[tuple[int | str, ...], ...]
+) -> None:
+    if math.isfinite(float(X.sum(dtype=torch.float64))):
+        return  # a sum is NaN or infinite where anything in it is
     finite = X.isfinite()
     if bool(finite.all()):
         return
     item, *site, feature = (~finite).nonzero()[0].tolist()
-    named = ", ".join(f"{name} {at}" for name, at in zip(axes, site, strict=True))
+    parts = zip(axes, places, site, strict=True)
+    named = ", ".join(f"{name} {labels[at]}" for name, labels, at in parts)
     where = f"{named + ', ' if named else ''}item {item}, feature {feature}"
     value = float(X[(item, *site, feature)])
     raise InputError(message("X", "finite", f"shape of {value} at {where}"[9:]))

@@ -99,7 +99,7 @@ def majority(held: Held) -> Against:
         bits[here] = -torch.log2(shares)[y[here]]
     none = torch.zeros(1, plan.n_folds)
     outcome = Outcome(predicted[None], bits[None], none, none)
-    one = scored(held.score, outcome, y, n_classes, held.bootstrap)
+    one = _scored(outcome, held.labels, held)
     one = one.at(torch.zeros(len(held.own.value), dtype=torch.long, device=y.device))
     excess = against_overlap(held.own.above(one, held.score), plan.n_folds)
     return Against(one.value, excess, (excess.value > 0).double())
@@ -119,7 +119,7 @@ def _draws(name: str, reference: Any, held: Held) -> Iterator[Sampled]:
                 labels = Labels(labels.classes, labels.y.to(y.device))
                 check_training(f"references[{name!r}]", labels, held.plan)
                 outcome = _fitted(held.x, labels, held)
-                yield scored(held.score, outcome, labels.y, len(labels.classes), held.bootstrap)
+                yield _scored(outcome, labels, held)
                 advance(1)
     elif callable(getattr(reference, "make", reference)) and hasattr(reference, "draws"):
         make = reference.make if isinstance(reference, FeatureDraws) else reference
@@ -145,11 +145,14 @@ def _fitted(x: Tensor, labels: Labels, held: Held, *, folds: list[int] | None = 
     return out_of_fold(x, labels.y, len(labels.classes), held.plan, quiet, folds=folds)
 
 
+def _scored(outcome: Outcome, labels: Labels, held: Held) -> Sampled:
+    names = (held.score,)
+    return scored(names, outcome, labels.y, len(labels.classes), held.bootstrap)[held.score]
+
+
 def _score(features: Tensor, name: str, held: Held) -> Sampled:
     x, sites = _flattened(features, name, held)
-    outcome = _fitted(x, held.labels, held)
-    y, n_classes = held.labels.y, len(held.labels.classes)
-    return scored(held.score, outcome, y, n_classes, held.bootstrap).at(sites)
+    return _scored(_fitted(x, held.labels, held), held.labels, held).at(sites)
 
 
 def _by_fold(reference: FoldFeatures, name: str, held: Held) -> Sampled:
@@ -171,8 +174,7 @@ def _by_fold(reference: FoldFeatures, name: str, held: Held) -> Sampled:
         )
     if merged is None:
         raise InputError(message("folds", "at least one", 0))
-    y, n_classes = held.labels.y, len(held.labels.classes)
-    return scored(held.score, merged, y, n_classes, held.bootstrap).at(sites)
+    return _scored(merged, held.labels, held).at(sites)
 
 
 def _flattened(features: Tensor, name: str, held: Held) -> tuple[Tensor, Tensor]:
