@@ -58,6 +58,7 @@ LEVELS = {
         *("flow", "exchanges", "dissociation"),
         "pair_variance",
         "behaviour",
+        "probes",
     ),
     5: ("plotting", "report"),
     6: ("cli",),

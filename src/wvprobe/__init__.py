@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from wvprobe.offsets import offset_profile as offset_profile
     from wvprobe.pair_variance import score_variance as score_variance
     from wvprobe.plotting import figure as figure
+    from wvprobe.probes import fit_probes as fit_probes
     from wvprobe.singular import spectra as spectra
     from wvprobe.subspaces import subspace_overlap as subspace_overlap
     from wvprobe.vocabulary import top_tokens as top_tokens
@@ -56,6 +57,7 @@ _HOMES = {
     "drift": "contextual_drift",
     "drift_pair": "contextual_drift",
     "figure": "plotting",
+    "fit_probes": "probes",
     "find_word": "words",
     "known_architectures": "budget",
     "head_behaviour": "behaviour",

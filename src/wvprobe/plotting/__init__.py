@@ -43,12 +43,14 @@ from wvprobe.plotting import (
     _flow,
     _ledgers,
     _models,
+    _probes,
     _spectra,
     _variance,
     _vocabulary,
     _words,
 )
 from wvprobe.plotting._style import dressed
+from wvprobe.probes import ProbeResult
 from wvprobe.sense_maps import SenseLayers, SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
@@ -85,6 +87,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PairContributions: _words.contributions,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
+    ProbeResult: _probes.probes,
     ScoreDrift: _drift.score_drift,
     SenseLayers: _contexts.sense_layers,
     SenseMap: _contexts.sense_map,

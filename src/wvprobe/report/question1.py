@@ -114,9 +114,7 @@ def division_exhibits(measured: Measured) -> list[Exhibit]:
 
 def anew_exhibits(measured: Measured) -> list[Exhibit]:
     """Show the overlap of all pairs of layers."""
-    return [
-        Exhibit(measured.overlap, "Spaces that two layers' values are read from.")
-    ]
+    return [Exhibit(measured.overlap, "Spaces that two layers' values are read from.")]
 
 
 CLAIMS = (

@@ -1,0 +1,303 @@
+"""`fit_probes`: scores of linear probes at all sites, beside what they are to be held against."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wvprobe._statistics import benjamini_hochberg
+from wvprobe._types import Provenance
+from wvprobe._validate import length, message, one_of
+from wvprobe.errors import InputError
+from wvprobe.probes import fitting, online, permutation, scores
+from wvprobe.probes.arguments import (
+    at_least_two,
+    check_finite,
+    checked_axes,
+    checked_grid,
+    dtype_for,
+    share,
+)
+from wvprobe.probes.fitting import METHODS, PROBABILISTIC, Outcome, Settings
+from wvprobe.probes.folds import Labels, Plan, labels_of, numbers_of, plan_folds
+from wvprobe.probes.reference_scores import Against, Held, check_reference, hold_against, majority
+from wvprobe.probes.results import ProbeResult
+
+_MAJORITY = "majority"
+
+
+def fit_probes(
+    X: Float[Tensor, "item *site feature"],
+    y: Sequence[Any] | Tensor | Any,
+    *,
+    groups: Sequence[Any] | Tensor | Any | None = None,
+    folds: int = 5,
+    penalty: str | float | int = "cv",
+    method: str = "logistic",
+    score: str = "accuracy",
+    references: Mapping[str, Any] | None = None,
+    n_permutations: int = 0,
+    permute: str = "auto",
+    strata: Sequence[Any] | Tensor | Any | None = None,
+    description_length: bool = True,
+    standardise: bool = True,
+    inner_folds: int = 3,
+    penalties: Sequence[float | int] | None = None,
+    tolerance: float = 1e-4,
+    most_iterations: int = 1000,
+    coefficients: bool = False,
+    predictions: bool = False,
+    site_axes: Sequence[str] | Mapping[str, Sequence[int | str]] | None = None,
+    block: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> ProbeResult:
+    """Fit a linear probe at every site, all sites together, and score it out of fold.
+
+    Items are split by StratifiedGroupKFold: groups (sentences, lemmas) never lie on both sides.
+    Features are standardised, and the penalty is chosen, by the training items of each fold alone.
+    That a score beats chance is no finding; what a site adds to a reference may be.
+
+    * ``logistic``: scikit-learn's objective Σ loss + ‖w‖² / (2C), softmax for more than two
+      classes, solved until the largest entry of the gradient of its mean over items is at most
+      `tolerance` (scikit-learn's criterion). `penalty` is C.
+    * ``least_squares``: ridge regression on one-hot labels; `penalty` as scikit-learn's alpha.
+    * ``lda``: Gaussian classes with one covariance; `penalty` is its shrinkage, 0 to 1.
+    * ``mean_difference``: the nearest class mean; no penalty.
+
+    Float64 is used where X is float64 or `tolerance` is below 1e-6, else float32.
+
+    Args:
+        X: features, any number of site axes (layer, head, …).
+        y: one int or string an item.
+        groups: ints or strings, one an item; None: each item for itself.
+        folds: how many folds, at least 2.
+        penalty: a number, or ``cv``: for every site and fold, that of least loss (cross-entropy;
+            squared error for least squares) in `inner_folds` folds inside the training items.
+        method: which probe.
+        score: which of accuracy, balanced_accuracy, macro_f1, cross_entropy is held against
+            references.
+        references: name -> what the score is held against under the same probe, folds and items.
+            Features ([item, site…, feature], site axes as X's or of length 1, or [item, feature]),
+            or one of :func:`haar_projections`, :func:`haar_complements`, :func:`top_components`,
+            :func:`control_task`, :func:`within_strata`, or any callable from a draw's number to
+            features with an attribute `draws`. ``majority`` is always there.
+        n_permutations: how often labels are permuted for `p`, `q` and `p_family`; 0: not at all.
+        permute: what changes places: ``items``, ``groups``, ``within_groups``; ``auto`` takes
+            ``groups`` where labels are constant in groups of several items, else ``items``, which
+            takes the labels of items for exchangeable, of the same group or not.
+        strata: labels are permuted within these (a lemma, say) only.
+        description_length: whether to measure the online code (logistic and lda).
+        standardise: False leaves features in their own units, which a penalty then depends on.
+        inner_folds: how many folds inside a training set.
+        penalties: those to choose from; None for a grid of the method's own.
+        tolerance: of the logistic solver.
+        most_iterations: of the logistic solver; sites that need more are reported unconverged.
+        coefficients: whether to keep each fold's coefficients and intercepts, for raw features.
+        predictions: whether to keep what was predicted for each item.
+        site_axes: names of X's site axes, or names with the label of each place, such as
+            ``{"layer": [3, 8, 14], "kv_head": [0, 1, 2]}``, where places are not counted from 0;
+            None for ``site``, or ``site_0``, ``site_1``, ….
+        block: sites in memory at a time; None for as many as fit 64 MB or so.
+        seed: of folds, resamples, permutations and the order of the online code.
+        progress: whether to draw a bar.
+
+    Raises:
+        InputError: an argument is out of bounds; X holds NaN or infinity (the site is named);
+            one class only; a class or the groups too few for the folds; a class that is a single
+            group; labels and groups that do not allow the permutations asked for.
+        ShapeError: X, y, groups or a reference differ in length or axes.
+
+    Returns:
+        Scores with 95 % intervals: bootstrap over groups, 1,000 draws, the probes not fitted anew.
+    """
+    axes, places = checked_axes(X, site_axes)
+    method = one_of("method", method, METHODS)
+    one_of("score", score, scores.SCORES)
+    if score == "cross_entropy" and method not in PROBABILISTIC:
+        raise InputError(message("score", "one that needs no probabilities", score))
+    grid = checked_grid(method, penalty, penalties)
+    check_finite(X, axes, places)
+    x = X.detach().flatten(1, -2) if X.dim() > 2 else X.detach()[:, None]
+    labels = labels_of("y", y, len(x))
+    inner = length("inner_folds", inner_folds) if len(grid) > 1 else 0
+    at_least_two(folds=folds, inner_folds=inner_folds)
+    plan = plan_folds(labels, numbers_of("groups", groups, len(x)), folds, inner, seed).on(x.device)
+    labels = Labels(labels.classes, labels.y.to(x.device))
+    settings = Settings(
+        method,
+        grid,
+        standardise,
+        share("tolerance", tolerance),
+        length("most_iterations", most_iterations),
+        dtype_for(x, tolerance),
+        None if block is None else length("block", block),
+        progress,
+    )
+    others = dict(references or {})
+    if _MAJORITY in others:
+        raise InputError(message("references", f"without the name {_MAJORITY!r}", _MAJORITY))
+    shape, n_classes = tuple(X.shape[1:-1]), len(labels.classes)
+    for name, reference in others.items():
+        check_reference(name, reference, len(x), shape)
+    tests = _permutations(x, labels, plan, settings, n_permutations, permute, strata, seed)
+    bootstrap = scores.Bootstrap(plan.groups, plan.n_groups, seed)
+    outcome = fitting.out_of_fold(x, labels.y, n_classes, plan, settings, coefficients=coefficients)
+    _warn_unconverged(outcome, settings)
+    found = scores.scored(scores.SCORES, outcome, labels.y, n_classes, bootstrap)
+    if description_length and method in PROBABILISTIC:
+        found |= _online(x, labels, plan, settings, bootstrap, seed)
+    against = Held(x, shape, labels, plan, settings, bootstrap, score, found[score], seed)
+    held = {name: hold_against(name, reference, against) for name, reference in others.items()}
+    held[_MAJORITY] = majority(against)
+    confused = scores.confusion(outcome.predicted, labels.y, n_classes)
+    return ProbeResult(
+        provenance=Provenance.of(
+            "tensors",
+            "",
+            seed=seed,
+            shape=list(X.shape),
+            dtype=str(settings.dtype),
+            folds=folds,
+            method=method,
+            penalties=list(grid),
+            inner_folds=inner,
+            score=score,
+            references=[*held],
+            n_permutations=n_permutations,
+            permute=tests.unit,
+            strata=strata is not None,
+            standardise=standardise,
+            tolerance=tolerance,
+            bootstrap_draws=scores.DRAWS,
+            scikit_learn=metadata.version("scikit-learn"),
+        ),
+        **_of_scores(found, shape),
+        score=score,
+        **_of_references(held, shape),
+        trace=_shaped(tests.trace, shape),
+        p=_shaped(tests.p, shape),
+        q=None if tests.p is None else benjamini_hochberg(tests.p).reshape(shape),
+        p_family=_shaped(tests.p_family, shape),
+        gradient=outcome.gradient.amax(dim=1).reshape(shape),
+        converged=(outcome.gradient.amax(dim=1) <= settings.tolerance).reshape(shape),
+        penalties=outcome.penalty.reshape(*shape, folds),
+        confusion=confused.reshape(*shape, n_classes, n_classes),
+        classes=labels.classes,
+        class_counts=tuple(torch.bincount(labels.y).tolist()),
+        fold=plan.fold,
+        n_groups=plan.n_groups,
+        site_axes=axes,
+        site_labels=places,
+        method=method,
+        predictions=outcome.predicted.T.reshape(len(x), *shape) if predictions else None,
+        coefficients=_shaped(outcome.weights, shape, keep=3),
+        intercepts=_shaped(outcome.intercepts, shape, keep=2),
+    )
+
+
+def _of_scores(
+    found: Mapping[str, scores.Sampled], shape: tuple[int, ...]
+) -> dict[str, dict[str, Tensor]]:
+    """Return a result's fields of scores."""
+    ends = {name: one.interval() for name, one in found.items()}
+    return {
+        "scores": {name: one.value.reshape(shape) for name, one in found.items()},
+        "low": {name: low.reshape(shape) for name, (low, _) in ends.items()},
+        "high": {name: high.reshape(shape) for name, (_, high) in ends.items()},
+    }
+
+
+def _of_references(
+    held: Mapping[str, Against], shape: tuple[int, ...]
+) -> dict[str, dict[str, Tensor]]:
+    """Return a result's fields of references."""
+    ends = {name: one.excess.interval() for name, one in held.items()}
+    p = {name: scores.family_wise(one.excess) for name, one in held.items()}
+    return {
+        "reference_scores": {name: one.score.reshape(shape) for name, one in held.items()},
+        "excess": {name: one.excess.value.reshape(shape) for name, one in held.items()},
+        "excess_low": {name: low.reshape(shape) for name, (low, _) in ends.items()},
+        "excess_high": {name: high.reshape(shape) for name, (_, high) in ends.items()},
+        "excess_p": {name: value.reshape(shape) for name, value in p.items()},
+        "beaten": {name: one.beaten.reshape(shape) for name, one in held.items()},
+    }
+
+
+class _Tests(NamedTuple):
+    trace: Tensor | None = None
+    p: Tensor | None = None
+    p_family: Tensor | None = None
+    unit: str | None = None
+
+
+def _permutations(
+    x: Tensor,
+    labels: Labels,
+    plan: Plan,
+    settings: Settings,
+    n: int,
+    permute: str,
+    strata: Any,
+    seed: int,
+) -> _Tests:
+    one_of("permute", permute, permutation.PERMUTE)
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise InputError(message("n_permutations", "an int of 0 or more", n))
+    within = None if strata is None else numbers_of("strata", strata, len(x)).to(x.device)
+    if n == 0:
+        return _Tests()
+    shuffles = permutation.shuffled(labels.y, plan.groups, plan.grouped, within, permute, n, seed)
+    found = permutation.pillai_test(
+        x,
+        shuffles,
+        len(labels.classes),
+        settings.dtype,
+        block=settings.block,
+        show=settings.show,
+    )
+    return _Tests(*found, shuffles.unit)
+
+
+def _online(
+    x: Tensor,
+    labels: Labels,
+    plan: Plan,
+    settings: Settings,
+    bootstrap: scores.Bootstrap,
+    seed: int,
+) -> dict[str, scores.Sampled]:
+    """Return L in bits and n log₂ K / L."""
+    n, n_classes = len(x), len(labels.classes)
+    order = online.order_of(plan.groups, plan.n_groups, seed)
+    bits = online.code_lengths(x, labels.y, n_classes, order, settings)
+    ones = torch.ones(n, 1, device=x.device)
+    lengths = bootstrap.sums(bits.T) / bootstrap.sums(ones) * n
+    compression = n * math.log2(n_classes) / lengths
+    return {
+        "description_length": scores.Sampled(lengths[0], lengths[1:]),
+        "compression": scores.Sampled(compression[0], compression[1:]),
+    }
+
+
+def _shaped(values: Tensor | None, shape: tuple[int, ...], *, keep: int = 0) -> Tensor | None:
+    """Return [site, …] with the site axis unfolded; `keep` axes follow it."""
+    if values is None:
+        return None
+    return values.reshape((*shape, *values.shape[values.dim() - keep :]))
+
+
+def _warn_unconverged(outcome: Outcome, settings: Settings) -> None:
+    left = int((outcome.gradient.amax(dim=1) > settings.tolerance).sum())
+    if left:
+        warnings.warn(
+            f"{left} of {len(outcome.gradient)} sites have a fold whose gradient stayed above "
+            f"{settings.tolerance:g} (column `converged`): allow more `most_iterations`, or a "
+            "stronger penalty.",
+            stacklevel=3,
+        )
