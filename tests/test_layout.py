@@ -48,6 +48,7 @@ LEVELS = {
         *("word_pairs", "contextual_drift", "influence", "sense_maps", "budget"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
         *("ledger", "context_shares"),
+        "probes",
     ),
     5: ("plotting", "report"),
     6: ("cli",),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wvprobe.models import load as load
     from wvprobe.offsets import offset_profile as offset_profile
     from wvprobe.plotting import figure as figure
+    from wvprobe.probes import fit_probes as fit_probes
     from wvprobe.singular import spectra as spectra
     from wvprobe.subspaces import subspace_overlap as subspace_overlap
     from wvprobe.vocabulary import top_tokens as top_tokens
@@ -44,6 +45,7 @@ _HOMES = {
     "context_dependence": "context_shares",
     "drift_pair": "contextual_drift",
     "figure": "plotting",
+    "fit_probes": "probes",
     "find_word": "words",
     "load": "models",
     "load_conllu": "datasets",

@@ -23,11 +23,13 @@ from wvprobe.plotting import (
     _contexts,
     _ledgers,
     _models,
+    _probes,
     _spectra,
     _vocabulary,
     _words,
 )
 from wvprobe.plotting._style import dressed
+from wvprobe.probes import ProbeResult
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
@@ -52,6 +54,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     SenseMap: _contexts.sense_map,
     InputResult: _spectra.inputs,
     OffsetResult: _spectra.offsets,
+    ProbeResult: _probes.probes,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,

@@ -1,0 +1,179 @@
+"""Scores of references, and a site's excess over them: same folds, same items, same resamples."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from wvprobe._progress import progress
+from wvprobe._validate import length, message
+from wvprobe.errors import InputError, ShapeError
+from wvprobe.probes.fitting import Outcome, Settings, out_of_fold
+from wvprobe.probes.folds import Labels, Plan, check_training, labels_of
+from wvprobe.probes.references import FeatureDraws, FoldFeatures, OtherLabels
+from wvprobe.probes.scores import Bootstrap, Sampled, scored
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is held against references.
+
+    Attributes:
+        x: [item, site, feature].
+        shape: lengths of the site axes.
+        labels: of the items.
+        plan: the folds.
+        settings: of the probes.
+        bootstrap: the resamples.
+        score: the name of the score.
+        own: the sites' scores.
+    """
+
+    x: Tensor
+    shape: tuple[int, ...]
+    labels: Labels
+    plan: Plan
+    settings: Settings
+    bootstrap: Bootstrap
+    score: str
+    own: Sampled
+
+
+class Against(NamedTuple):
+    """A reference's scores.
+
+    Attributes:
+        score: [site] mean over draws.
+        excess: by how much the sites' own are better.
+        beaten: [site] share of draws that the site is better than.
+    """
+
+    score: Tensor
+    excess: Sampled
+    beaten: Tensor
+
+
+def hold_against(name: str, reference: Any, held: Held) -> Against:
+    """Score a reference and hold the sites against it.
+
+    Raises:
+        InputError: it is none of the kinds known, or holds NaN, or is wrong in a class's number.
+        ShapeError: its axes do not go with those of X.
+    """
+    draws = list(_draws(name, reference, held))
+    mean = Sampled(
+        torch.stack([one.value for one in draws]).mean(dim=0),
+        sum((one.draws for one in draws[1:]), draws[0].draws) / len(draws),
+    )
+    above = [held.own.above(one, held.score).value > 0 for one in draws]
+    beaten = torch.stack(above).double().mean(dim=0)
+    return Against(mean.value, held.own.above(mean, held.score), beaten)
+
+
+def majority(held: Held) -> Against:
+    """Hold the sites against the training items' class shares: their largest class."""
+    y, n_classes, plan = held.labels.y, len(held.labels.classes), held.plan
+    predicted, bits = torch.zeros_like(y), torch.zeros(len(y), device=y.device)
+    for fold in range(plan.n_folds):
+        shares = torch.bincount(y[plan.fold != fold], minlength=n_classes).float()
+        shares = shares / shares.sum()
+        here = plan.fold == fold
+        predicted[here] = shares.argmax()
+        bits[here] = -torch.log2(shares)[y[here]]
+    none = torch.zeros(1, plan.n_folds)
+    outcome = Outcome(predicted[None], bits[None], none, none)
+    one = scored(held.score, outcome, y, n_classes, held.bootstrap)
+    one = one.at(torch.zeros(len(held.own.value), dtype=torch.long, device=y.device))
+    excess = held.own.above(one, held.score)
+    return Against(one.value, excess, (excess.value > 0).double())
+
+
+def _draws(name: str, reference: Any, held: Held) -> Iterator[Sampled]:
+    """Yield the reference's scores, draw by draw, as many sites as X has."""
+    y = held.labels.y
+    if isinstance(reference, Tensor):
+        yield _score(reference, name, held)
+    elif isinstance(reference, FoldFeatures):
+        yield _by_fold(reference, name, held)
+    elif isinstance(reference, OtherLabels):
+        with progress(reference.draws, f"Reference {name}", held.settings.show) as advance:
+            for draw in range(reference.draws):
+                labels = labels_of(f"references[{name!r}]", reference.make(draw), len(y))
+                labels = Labels(labels.classes, labels.y.to(y.device))
+                check_training(f"references[{name!r}]", labels, held.plan)
+                outcome = _fitted(held.x, labels, held)
+                yield scored(held.score, outcome, labels.y, len(labels.classes), held.bootstrap)
+                advance(1)
+    elif callable(getattr(reference, "make", reference)) and hasattr(reference, "draws"):
+        make = reference.make if isinstance(reference, FeatureDraws) else reference
+        count = length(f"references[{name!r}].draws", reference.draws)
+        with progress(count, f"Reference {name}", held.settings.show) as advance:
+            for draw in range(count):
+                yield _score(make(draw), name, held)
+                advance(1)
+    else:
+        hint = "A plain callable needs an attribute `draws`; FeatureDraws gives it one."
+        raise InputError(
+            message(
+                f"references[{name!r}]",
+                "features, FeatureDraws, FoldFeatures or OtherLabels",
+                type(reference).__name__,
+                hint,
+            )
+        )
+
+
+def _fitted(x: Tensor, labels: Labels, held: Held, *, folds: list[int] | None = None) -> Outcome:
+    quiet = held.settings._replace(show=False)
+    return out_of_fold(x, labels.y, len(labels.classes), held.plan, quiet, folds=folds)
+
+
+def _score(features: Tensor, name: str, held: Held) -> Sampled:
+    x, sites = _flattened(features, name, held)
+    outcome = _fitted(x, held.labels, held)
+    y, n_classes = held.labels.y, len(held.labels.classes)
+    return scored(held.score, outcome, y, n_classes, held.bootstrap).at(sites)
+
+
+def _by_fold(reference: FoldFeatures, name: str, held: Held) -> Sampled:
+    """Score features that differ from fold to fold."""
+    plan, merged, sites = held.plan, None, torch.empty(0)
+    for fold in range(plan.n_folds):
+        train = (plan.fold != fold).nonzero()[:, 0]
+        x, sites = _flattened(reference.make(train), name, held)
+        found = _fitted(x, held.labels, held, folds=[fold])
+        if merged is None:
+            merged = found
+            continue
+        here = plan.fold == fold
+        bits = None
+        if found.bits is not None and merged.bits is not None:
+            bits = torch.where(here, found.bits, merged.bits)
+        merged = merged._replace(
+            predicted=torch.where(here, found.predicted, merged.predicted), bits=bits
+        )
+    if merged is None:
+        raise InputError(message("folds", "at least one", 0))
+    y, n_classes = held.labels.y, len(held.labels.classes)
+    return scored(held.score, merged, y, n_classes, held.bootstrap).at(sites)
+
+
+def _flattened(features: Tensor, name: str, held: Held) -> tuple[Tensor, Tensor]:
+    """Return [item, site, feature], and the place there of each of X's sites."""
+    key = f"references[{name!r}]"
+    sites = tuple(features.shape[1:-1])
+    fits = not sites or (
+        len(sites) == len(held.shape)
+        and all(one in (1, own) for one, own in zip(sites, held.shape, strict=True))
+    )
+    if features.dim() < 2 or len(features) != len(held.x) or not fits:
+        expected = f"[{len(held.x)}, feature] or [{len(held.x)}, site…, feature], sites as X's or 1"
+        raise ShapeError(message(key, expected, f"shape {list(features.shape)}"))
+    if not features.is_floating_point() or not bool(features.isfinite().all()):
+        raise InputError(message(key, "finite floating numbers", str(features.dtype)))
+    count = features[0, ..., 0].numel()
+    places = torch.arange(count, device=held.x.device).reshape(sites or (1,) * len(held.shape))
+    places = places.expand(held.shape).flatten()
+    return features.detach().to(held.x).reshape(len(features), count, -1), places

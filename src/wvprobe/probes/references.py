@@ -1,0 +1,253 @@
+"""What a site's score is held against: other features, or other labels, under the same probe."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from wvprobe._validate import length, message
+from wvprobe.errors import InputError
+from wvprobe.probes.folds import values_of
+
+
+@dataclass(frozen=True)
+class FeatureDraws:
+    """Random features: a probe's score is held against the mean over draws.
+
+    Attributes:
+        make: from a draw's number to features, [item, site…, feature] or [item, feature].
+        draws: how many draws.
+    """
+
+    make: Callable[[int], Tensor]
+    draws: int
+
+
+@dataclass(frozen=True)
+class FoldFeatures:
+    """Features that are themselves fitted, on the training items of each fold.
+
+    Attributes:
+        make: from the numbers of the training items to the features of all items.
+    """
+
+    make: Callable[[Int[Tensor, " train"]], Tensor]
+
+
+@dataclass(frozen=True)
+class OtherLabels:
+    """The same features with labels that carry nothing of the property: a control task.
+
+    Attributes:
+        make: from a draw's number to one label an item.
+        draws: how many draws.
+    """
+
+    make: Callable[[int], Sequence[Any]]
+    draws: int
+
+
+def haar_projections(
+    x: Float[Tensor, "item *site d_model"], width: int, *, draws: int = 200, seed: int = 0
+) -> FeatureDraws:
+    """Return projections of the input onto random directions, as many as a head has.
+
+    x Q with Q the orthonormal factor, signs fixed, of a Gaussian matrix: Haar-distributed frames
+    (Mezzadri 2007, How to Generate Random Matrices from the Classical Compact Groups). Every site
+    of `x` has a Q of its own in every draw. What a head's W_V keeps better than these it keeps
+    because of what it is, and not because d_head directions of the input are enough.
+
+    Args:
+        x: the input of the maps to compare with; site axes of length 1 are shared, as with all
+            references.
+        width: number of directions, the head's d_head.
+        draws: how many.
+        seed: of the draws.
+
+    Raises:
+        InputError: the width is not between 1 and d_model.
+    """
+    _check_width("width", width, x.shape[-1])
+    length("draws", draws)
+
+    def make(draw: int) -> Tensor:
+        return _project(x, haar_frames(x, width, seed, draw))
+
+    return FeatureDraws(make, draws)
+
+
+def haar_complements(
+    x: Float[Tensor, "item *site d_model"], rank: int, *, draws: int = 20, seed: int = 0
+) -> FeatureDraws:
+    """Return what projections off `rank` random directions leave of the input.
+
+    The reference for :func:`complement`: both keep nearly everything, and only their difference
+    says whether what a map drops is special.
+
+    Args:
+        x: the input.
+        rank: number of directions taken out.
+        draws: how many.
+        seed: of the draws.
+
+    Raises:
+        InputError: the rank is not between 1 and d_model − 1.
+    """
+    _check_width("rank", rank, x.shape[-1] - 1)
+    length("draws", draws)
+
+    def make(draw: int) -> Tensor:
+        return _project(x, haar_frames(x, x.shape[-1] - rank, seed, draw))
+
+    return FeatureDraws(make, draws)
+
+
+def complement(
+    x: Float[Tensor, "item *site d_model"], weight: Float[Tensor, "*site d_model width"]
+) -> Float[Tensor, "item *site rest"]:
+    """Return the part of the input that a map drops: coordinates in the null space of xᵀ ↦ x W.
+
+    Args:
+        x: the input.
+        weight: the map, its site axes equal to those of `x` or of length 1 there; of full rank.
+
+    Returns:
+        Coordinates in an orthonormal basis of the orthogonal complement of W's columns.
+
+    Raises:
+        InputError: some W has linearly dependent columns, or leaves nothing.
+    """
+    _check_width("weight", weight.shape[-1], x.shape[-1] - 1)
+    u, s, _ = torch.linalg.svd(weight.double(), full_matrices=True)
+    if bool((s[..., -1] <= 1e-7 * s[..., 0]).any()):
+        hint = "Give a basis of its column space instead."
+        raise InputError(message("weight", "of full column rank", "dependent columns", hint))
+    return _project(x, u[..., weight.shape[-1] :].to(x))
+
+
+def top_components(x: Float[Tensor, "item *site d_model"], width: int) -> FoldFeatures:
+    """Return the input's leading principal components, found anew on each fold's training items.
+
+    Where penalties are chosen in folds inside, components are those of the whole training set:
+    no label and no held-out item takes part.
+
+    Args:
+        x: the input.
+        width: how many components.
+
+    Raises:
+        InputError: the width is not between 1 and d_model.
+    """
+    _check_width("width", width, x.shape[-1])
+
+    def make(train: Tensor) -> Tensor:
+        flat = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
+        found = []
+        for site in range(flat.shape[1]):
+            part = flat[:, site]
+            part = part - part[train].mean(dim=0)
+            chosen = part[train]
+            _, vectors = torch.linalg.eigh(chosen.mT @ chosen)
+            found.append(part @ vectors[:, -width:])
+        return torch.stack(found, dim=1).view(*x.shape[:-1], width)
+
+    return FoldFeatures(make)
+
+
+def control_task(
+    types: Sequence[Any], y: Sequence[Any], *, draws: int = 5, seed: int = 0
+) -> OtherLabels:
+    """Return Hewitt & Liang's control task: each word type has one random label.
+
+    Hewitt & Liang 2019, Designing and Interpreting Probes with Control Tasks. Labels are drawn
+    with the frequencies of `y`, and the excess over this reference is their selectivity: what is
+    left once the probe's power to memorise types is taken off. Types must occur on both sides of a
+    split, so it says nothing with groups of one type each; within one word it is undefined
+    (:func:`within_strata` then).
+
+    Args:
+        types: each item's word type.
+        y: the labels.
+        draws: how many control tasks.
+        seed: of the draws.
+
+    Raises:
+        InputError: no type occurs twice.
+        ShapeError: `types` and `y` differ in length.
+    """
+    labels = values_of("y", y, len(types))
+    kinds = values_of("types", types, len(labels))
+    length("draws", draws)
+    place = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    if len(place) == len(kinds):
+        hint = "Where every type occurs once there is nothing to memorise."
+        raise InputError(message("types", "such that some type occurs twice", "none", hint))
+    of_type = torch.tensor([place[kind] for kind in kinds])
+
+    def make(draw: int) -> list[Any]:
+        chosen = torch.randint(len(labels), (len(place),), generator=_generator(seed, draw))
+        return [labels[i] for i in chosen[of_type].tolist()]
+
+    return OtherLabels(make, draws)
+
+
+def within_strata(
+    y: Sequence[Any], strata: Sequence[Any], *, draws: int = 5, seed: int = 0
+) -> OtherLabels:
+    """Return labels permuted within strata (a lemma, say), which keeps each one's class shares.
+
+    Args:
+        y: the labels.
+        strata: each item's stratum.
+        draws: how many permutations.
+        seed: of the draws.
+
+    Raises:
+        InputError: no stratum has two classes.
+        ShapeError: `y` and `strata` differ in length.
+    """
+    labels = values_of("y", y, len(strata))
+    members: defaultdict[Any, list[int]] = defaultdict(list)
+    for item, stratum in enumerate(values_of("strata", strata, len(labels))):
+        members[stratum].append(item)
+    length("draws", draws)
+    if all(len({labels[i] for i in items}) == 1 for items in members.values()):
+        hint = "Permuting within strata of one class changes nothing."
+        raise InputError(message("strata", "of several classes", "one class in each", hint))
+
+    def make(draw: int) -> list[Any]:
+        generator = _generator(seed, draw)
+        moved = list(labels)
+        for items in members.values():
+            for to, of in zip(items, torch.randperm(len(items), generator=generator), strict=True):
+                moved[to] = labels[items[int(of)]]
+        return moved
+
+    return OtherLabels(make, draws)
+
+
+def haar_frames(x: Tensor, width: int, seed: int, draw: int) -> Float[Tensor, "*site d width"]:
+    """Return a random orthonormal frame for each site of `x`, of the Haar measure."""
+    shape = (*x.shape[1:-1], x.shape[-1], width)
+    gaussian = torch.randn(shape, generator=_generator(seed, draw), dtype=torch.float32)
+    q, r = torch.linalg.qr(gaussian)
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    return (q * signs[..., None, :]).to(x)
+
+
+def _project(x: Tensor, frames: Tensor) -> Tensor:
+    """Return [item, site…, d] times [site…, d, width]."""
+    return (x.movedim(0, -2) @ frames).movedim(-2, 0)
+
+
+def _generator(seed: int, draw: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * 1_000_003 + draw) % 2**63)
+
+
+def _check_width(name: str, width: int, most: int) -> None:
+    if length(name, width) > most:
+        raise InputError(message(name, f"at most {most}", width))

@@ -1,0 +1,143 @@
+"""Scores of predictions, and the same scores of resampled groups."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from wvprobe.probes.fitting import Outcome
+
+SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "cross_entropy")
+LOWER_IS_BETTER = ("cross_entropy", "description_length")
+DRAWS = 2000
+_ROWS = 250  # resamples in memory at a time
+
+
+class Sampled(NamedTuple):
+    """A score, and the score of each resample of groups.
+
+    Attributes:
+        value: [site].
+        draws: [draw, site]; the same groups in the same draw whatever was scored.
+    """
+
+    value: Float[Tensor, " site"]
+    draws: Float[Tensor, "draw site"]
+
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """Return the 95 % percentile interval."""
+        ends = torch.tensor([0.025, 0.975], dtype=self.draws.dtype, device=self.draws.device)
+        low, high = torch.nanquantile(self.draws, ends, dim=0)
+        return low, high
+
+    def at(self, sites: Tensor) -> "Sampled":
+        """Return some sites, each as often as it is named."""
+        return Sampled(self.value[sites], self.draws[:, sites])
+
+    def above(self, other: "Sampled", name: str) -> "Sampled":
+        """Return by how much this is better than another: below it, for a loss."""
+        sign = -1.0 if name in LOWER_IS_BETTER else 1.0
+        return Sampled(sign * (self.value - other.value), sign * (self.draws - other.draws))
+
+
+class Bootstrap:
+    """Resamples of groups, drawn once and used for all scores, so that differences are paired.
+
+    Efron & Tibshirani 1993, chapter 13; whole groups are drawn (items, where each is its own).
+    The probes are not fitted anew: intervals are about the items, given the training sets.
+    """
+
+    def __init__(self, groups: Int[Tensor, " item"], n_groups: int, seed: int) -> None:
+        """Draw.
+
+        Args:
+            groups: each item's group.
+            n_groups: how many groups there are.
+            seed: of the draws.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randint(n_groups, (DRAWS, n_groups), generator=generator)
+        counts = torch.zeros(DRAWS + 1, n_groups, dtype=torch.int16)
+        counts[1:].scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.int16))
+        counts[0] = 1
+        self._counts = counts.to(groups.device)
+        self._groups = groups
+
+    def sums(self, columns: Float[Tensor, "item column"]) -> Float[Tensor, "draw_and_all column"]:
+        """Return column sums of all items (first row), then of every resample; float64."""
+        by_group = columns.new_zeros(self._counts.shape[1], columns.shape[1])
+        by_group.index_add_(0, self._groups, columns)
+        by_group = by_group.double() if columns.dtype == torch.float64 else by_group.float()
+        rows = (part.to(by_group) @ by_group for part in self._counts.split(_ROWS))
+        return torch.cat(list(rows)).double()
+
+
+def scored(
+    name: str, outcome: Outcome, y: Int[Tensor, " item"], n_classes: int, bootstrap: Bootstrap
+) -> Sampled:
+    """Return a score of each site.
+
+    * accuracy: share of items; balanced_accuracy: mean over classes of the same within a class.
+    * macro_f1: mean over classes of 2 tp / (items + predictions), as in scikit-learn.
+    * cross_entropy: mean of −log2 p(own class), bits.
+
+    A resample that lacks a class takes the mean over those it has.
+    """
+    ones = torch.ones(len(y), 1, device=y.device)
+    if name == "cross_entropy":
+        if outcome.bits is None:
+            both = torch.full((DRAWS + 1, len(outcome.predicted)), torch.nan, device=y.device)
+        else:
+            both = bootstrap.sums(outcome.bits.T) / bootstrap.sums(ones)
+    elif name == "accuracy":
+        both = bootstrap.sums((outcome.predicted == y).T.float()) / bootstrap.sums(ones)
+    else:
+        both = _over_classes(name, outcome.predicted, y, n_classes, bootstrap)
+    return Sampled(both[0], both[1:])
+
+
+def _over_classes(
+    name: str, predicted: Tensor, y: Tensor, n_classes: int, bootstrap: Bootstrap
+) -> Tensor:
+    total = torch.zeros(1, dtype=torch.float64, device=y.device)
+    present = torch.zeros(1, dtype=torch.float64, device=y.device)
+    for k in range(n_classes):
+        items = bootstrap.sums((y == k).float()[:, None])
+        hits = bootstrap.sums(((predicted == k) & (y == k)).T.float())
+        if name == "balanced_accuracy":
+            share, there = hits / items.clamp(min=1.0), items > 0
+        else:
+            either = items + bootstrap.sums((predicted == k).T.float())
+            share, there = 2.0 * hits / either.clamp(min=1.0), either > 0
+        total = total + torch.where(there, share, 0.0)
+        present = present + there
+    return total / present
+
+
+def confusion(
+    predicted: Int[Tensor, "site item"], y: Int[Tensor, " item"], n_classes: int
+) -> Int[Tensor, "site true predicted"]:
+    """Return how many items of each class were called each class."""
+    cells = (y * n_classes + predicted).long()
+    counts = torch.zeros(len(predicted), n_classes**2, dtype=torch.long, device=y.device)
+    counts.scatter_add_(1, cells, torch.ones_like(cells))
+    return counts.view(-1, n_classes, n_classes)
+
+
+def family_wise(excess: Sampled) -> Float[Tensor, " site"]:
+    """Return one-sided p-values of excess > 0, corrected for the number of sites.
+
+    The bootstrap's maximum over sites of (e* − e) / sd(e*), Romano & Wolf 2005 (single step): p is
+    the share of draws whose maximum reaches a site's own e / sd(e*), (b + 1) / (m + 1).
+    """
+    deviation = excess.draws.std(dim=0)
+    known = deviation > 0
+    deviation = torch.where(known, deviation, 1.0)
+    centred = torch.where(known, (excess.draws - excess.value) / deviation, -torch.inf)
+    highest = centred.amax(dim=1).sort().values
+    own = excess.value / deviation
+    reached = len(highest) - torch.searchsorted(highest, own.contiguous())
+    p = (reached + 1.0) / (len(highest) + 1.0)
+    # Where no resample differs there is nothing to test.
+    return torch.where(known, p.to(own), 1.0)
