@@ -35,6 +35,7 @@ LEVELS = {
     ),
     3: (
         "_sinks",
+        "_told_apart",
         "components",
         "_score_parts",
         "_factors",
@@ -49,6 +50,7 @@ LEVELS = {
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
         *("ledger", "context_shares"),
         "probes",
+        "value_payload",
     ),
     5: ("plotting", "report"),
     6: ("cli",),
@@ -67,6 +69,7 @@ ALLOWED = {
     ("_identities", "components"): "an audit carries components through norms as they are carried",
     ("_circuit_ends", "_factors"): "ends of circuits are made of their factors",
     ("auditing", "_identities"): "the checks of an audit fill a room of their own",
+    ("value_payload", "probes"): "what values carry is measured by probes",
     ("models", "auditing"): "load() ends with a quick audit of what it loaded",
 }
 
