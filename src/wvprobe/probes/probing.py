@@ -145,7 +145,7 @@ def fit_probes(
     given = dict(references or {})
     if _MAJORITY in given:
         raise InputError(message("references", f"without the name {_MAJORITY!r}", _MAJORITY))
-    against = Held(x, shape, labels, plan, settings, bootstrap, score, found[score])
+    against = Held(x, shape, labels, plan, settings, bootstrap, score, found[score], seed)
     held = {name: hold_against(name, ref, against) for name, ref in given.items()}
     held[_MAJORITY] = majority(against)
     tests = _permutations(x, labels, plan, settings, n_permutations, permute, strata, seed)

@@ -13,7 +13,13 @@ from wvprobe.errors import InputError, ShapeError
 from wvprobe.probes.fitting import Outcome, Settings, out_of_fold
 from wvprobe.probes.folds import Labels, Plan, check_training, labels_of
 from wvprobe.probes.references import FeatureDraws, FoldFeatures, OtherLabels
-from wvprobe.probes.scores import Bootstrap, Sampled, scored
+from wvprobe.probes.scores import (
+    Bootstrap,
+    Sampled,
+    against_a_draw,
+    against_overlap,
+    scored,
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Held:
         bootstrap: the resamples.
         score: the name of the score.
         own: the sites' scores.
+        seed: of what is drawn besides.
     """
 
     x: Tensor
@@ -39,6 +46,7 @@ class Held:
     bootstrap: Bootstrap
     score: str
     own: Sampled
+    seed: int
 
 
 class Against(NamedTuple):
@@ -69,7 +77,14 @@ def hold_against(name: str, reference: Any, held: Held) -> Against:
     )
     above = [held.own.above(one, held.score).value > 0 for one in draws]
     beaten = torch.stack(above).double().mean(dim=0)
-    return Against(mean.value, held.own.above(mean, held.score), beaten)
+    excess = held.own.above(mean, held.score)
+    if len(draws) > 1:
+        # Draws under the same folds differ by what folds share as well: it is not added twice.
+        scores = torch.stack([one.value for one in draws])
+        excess = against_a_draw(excess, scores, held.seed)
+    else:
+        excess = against_overlap(excess, held.plan.n_folds)
+    return Against(mean.value, excess, beaten)
 
 
 def majority(held: Held) -> Against:
@@ -86,7 +101,7 @@ def majority(held: Held) -> Against:
     outcome = Outcome(predicted[None], bits[None], none, none)
     one = scored(held.score, outcome, y, n_classes, held.bootstrap)
     one = one.at(torch.zeros(len(held.own.value), dtype=torch.long, device=y.device))
-    excess = held.own.above(one, held.score)
+    excess = against_overlap(held.own.above(one, held.score), plan.n_folds)
     return Against(one.value, excess, (excess.value > 0).double())
 
 

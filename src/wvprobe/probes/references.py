@@ -159,7 +159,7 @@ def top_components(x: Float[Tensor, "item *site d_model"], width: int) -> FoldFe
 
 
 def control_task(
-    types: Sequence[Any], y: Sequence[Any], *, draws: int = 5, seed: int = 0
+    types: Sequence[Any], y: Sequence[Any], *, draws: int = 10, seed: int = 0
 ) -> OtherLabels:
     """Return Hewitt & Liang's control task: each word type has one random label.
 
@@ -196,7 +196,7 @@ def control_task(
 
 
 def within_strata(
-    y: Sequence[Any], strata: Sequence[Any], *, draws: int = 5, seed: int = 0
+    y: Sequence[Any], strata: Sequence[Any], *, draws: int = 10, seed: int = 0
 ) -> OtherLabels:
     """Return labels permuted within strata (a lemma, say), which keeps each one's class shares.
 
