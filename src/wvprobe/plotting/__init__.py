@@ -23,6 +23,7 @@ from wvprobe.plotting import (
     _contexts,
     _ledgers,
     _models,
+    _payload,
     _probes,
     _spectra,
     _vocabulary,
@@ -33,6 +34,7 @@ from wvprobe.probes import ProbeResult
 from wvprobe.sense_maps import SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
+from wvprobe.value_payload import EraseResult, LabourResult, PayloadMap, PayloadResult
 from wvprobe.vocabulary import TopTokensResult
 from wvprobe.word_pairs import PairScores
 
@@ -40,6 +42,10 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
     AuditResult: _models.audit,
     CopyingResult: _vocabulary.copying,
+    EraseResult: _payload.erasure,
+    LabourResult: _payload.labour,
+    PayloadMap: _payload.payload_map,
+    PayloadResult: _payload.payload,
     DriftBaseline: _words.baseline,
     CausalCheckResult: _ledgers.causal_check,
     ContextResult: _ledgers.context_shares,

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe._statistics import benjamini_hochberg
 from wvprobe._types import Provenance
-from wvprobe.probes.scores import family_wise
+from wvprobe.probes.scores import against_a_draw, against_overlap, family_wise
 from wvprobe.value_payload._averages import Averages, Sampled, interval, mean_of
 from wvprobe.value_payload.results import LabourResult, PayloadResult
 
@@ -19,7 +20,10 @@ LABOUR = ("v", "q", "k")
 
 
 class Settings(NamedTuple):
-    """What a result says of itself."""
+    """What a result says of itself, and how its differences are resampled.
+
+    `folds` is None where nothing is trained across independent units (senses in their lemma).
+    """
 
     dataset: str
     label: str
@@ -27,6 +31,12 @@ class Settings(NamedTuple):
     score: str
     classes: tuple[str, ...]
     provenance: Provenance
+    folds: int | None
+    seed: int
+
+    def widened(self, one: Sampled) -> Sampled:
+        """Return a difference with draws that allow for folds that share training items."""
+        return one if self.folds is None else against_overlap(one, self.folds)
 
 
 def assembled(measured: "Measured", averages: Averages, settings: Settings) -> PayloadResult:
@@ -35,15 +45,22 @@ def assembled(measured: "Measured", averages: Averages, settings: Settings) -> P
     shapes = {site: tuple(right.shape[:2]) for site, right in measured.right.items()}
     excess: dict[str, dict[str, Sampled]] = {site: {} for site in own}
     levels: dict[str, dict[str, Tensor]] = {site: {} for site in own}
-    for site in own:
+    for number, site in enumerate(own):
         for name, reference in _references(measured, averages, site):
-            excess[site][name] = own[site].above(reference, "accuracy")
+            one = own[site].above(reference, "accuracy")
+            if name == "random":
+                chance = _spread_scores(measured.draws[measured.widths[site]], shapes[site])
+                # Sites of one shape must not be given the same noise: their difference is taken.
+                one = against_a_draw(one, chance, settings.seed + number)
+            else:
+                one = settings.widened(one)
+            excess[site][name] = one
             levels[site][name] = reference.value
     if measured.null is not None:
         shape = tuple(measured.null.shape[:2])
         drops = averages(measured.null)
         chance = _spread(averages(measured.null_random), shape)
-        excess["v"]["null"] = drops.above(chance, "accuracy")
+        excess["v"]["null"] = settings.widened(drops.above(chance, "accuracy"))
         levels["v"]["null"] = chance.value
     names = list(dict.fromkeys(name for site in own for name in excess[site]))
     tests = {site: _tests(measured, own[site], excess[site]["random"], site) for site in own}
@@ -118,6 +135,12 @@ def _spread(by_layer: Sampled, shape: tuple[int, int]) -> Sampled:
     return by_layer.at(torch.arange(shape[0]).repeat_interleave(shape[1]))
 
 
+def _spread_scores(
+    by_layer: Float[Tensor, "layer draw"], shape: tuple[int, int]
+) -> Float[Tensor, "draw row"]:
+    return by_layer.T.repeat_interleave(shape[1], dim=1).double()
+
+
 def _places(shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     layers, heads = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     return layers.flatten(), heads.flatten()
@@ -147,7 +170,10 @@ def _labour(
         for name in common
         for site in LABOUR
     }
-    contrasts = {other: layered["v"].above(layered[other], "accuracy") for other in ("q", "k")}
+    contrasts = {
+        other: settings.widened(layered["v"].above(layered[other], "accuracy"))
+        for other in ("q", "k")
+    }
     return LabourResult(
         provenance=settings.provenance,
         score=torch.stack([layered[site].value for site in LABOUR]),

@@ -1,33 +1,28 @@
 """`erase`: a label taken out of a head's values at the source; what arrives of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe import adapters
-from wvprobe._progress import progress as progress_bar
 from wvprobe._types import HeadId, Result
 from wvprobe._validate import index, length, message, one_of
-from wvprobe.activations import read_sites
 from wvprobe.datasets import LabelledDataset, SenseDataset
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.labelled import LabelledWords
-from wvprobe.probes.scores import family_wise
-from wvprobe.value_payload import _closed
+from wvprobe.probes.scores import against_a_draw, against_overlap, family_wise
+from wvprobe.value_payload._arrivals import PLACES, Erasures, Found
 from wvprobe.value_payload._averages import Averages, interval
 from wvprobe.value_payload._divergence import divergences
-from wvprobe.value_payload._erasers import leace, random_erasers
-from wvprobe.value_payload._items import Items, Selection, items_of
+from wvprobe.value_payload._items import Selection, items_of
 from wvprobe.value_payload._scorers import ClassScorer
 from wvprobe.value_payload.measuring import checked_probe
 
-PLACES = ("v", "z", "attn_added")
 DESTINATIONS = ("target", "last")
-_BYTES = 1_200_000_000
 _ENDS = ("", "_low", "_high")
 _KL_CONTROLS = 2  # random erasers that the forward is run with
 
@@ -210,6 +205,8 @@ def erase(
             f"erasing from {site!r} changes the pattern, and what arrives then needs a forward of "
             "its own. Use site='v', or wvprobe.adapters.changing with an eraser."
         )
+    if length("draws", draws) < 2:
+        raise InputError(message("draws", "at least 2, to know how draws differ", draws))
     one_of("destination", destination, DESTINATIONS)
     arch = adapters.architecture(model)
     named = _heads("heads", heads, arch)
@@ -234,7 +231,7 @@ def erase(
         control_draws=0,
         seed=seed,
     )
-    run = _Run(model, arch, items, scorer, destination, length("draws", draws), seed)
+    run = Erasures(model, arch, items, scorer, destination, draws, seed)
     averages = Averages(scorer.weights, scorer.groups, seed)
     found = list(run.all(named, set(measured_kl), progress))
     kl = None
@@ -262,7 +259,7 @@ def erase(
         provenance=provenance,
         layer=torch.tensor([one.head.layer for one in found]),
         head=torch.tensor([one.head.head for one in found]),
-        **_scores(found, averages),
+        **_scores(found, averages, folds, seed),
         **facts,
         kl=kl,
         kl_heads=measured_kl,
@@ -280,170 +277,17 @@ def erase(
 _FACTS = ("rank", "energy", "control_energy", "stretch", "attention")
 
 
-class _Found(NamedTuple):
-    """What one head's erasure leaves right, item by item."""
-
-    head: HeadId
-    before: Float[Tensor, "place item"]
-    erased: Float[Tensor, "place item"]
-    control: Float[Tensor, "place item"]
-    rank: int
-    energy: float
-    control_energy: float
-    stretch: float
-    attention: float
-    changes: Float[Tensor, "kind item d_head_v"] | None
-
-
-class _Layer(NamedTuple):
-    """One layer as it is: v at the target, the rest at the destination."""
-
-    v: Float[Tensor, "item kv_head d_head_v"]
-    z: Float[Tensor, "item head d_head_v"]
-    attn_out: Float[Tensor, "item d_model"]
-    pattern: Float[Tensor, "item head"]
-
-
-class _Run:
-    """All heads of one model, a block of layers at a time."""
-
-    def __init__(
-        self,
-        model: Any,
-        arch: Any,
-        items: Items,
-        scorer: ClassScorer,
-        destination: str,
-        draws: int,
-        seed: int,
-    ) -> None:
-        self.model, self.arch, self.items, self.scorer = model, arch, items, scorer
-        self.draws, self.seed = draws, seed
-        self.source = [span.tokens[-1] for span in items.spans]
-        self.destination: Any = self.source if destination == "target" else "last"
-        self.onehot = torch.nn.functional.one_hot(scorer.y, len(scorer.classes)).double()
-        self.tokens: tuple[tuple[int, ...], ...] = ()
-        self.places: list[int] = self.source
-
-    def all(self, heads: Sequence[HeadId], kept: set[HeadId], progress: bool) -> Iterator[_Found]:
-        """Yield what each head's erasure does, layer by layer."""
-        layers = sorted({head.layer for head in heads})
-        with progress_bar(len(heads), "heads erased", progress) as advance:
-            for block in self._blocks(layers):
-                for layer, values in self._read(block):
-                    norm = _on_cpu(adapters.post_attention_norm(self.model, self.arch, layer))
-                    w_o = adapters.output_weight(self.model, self.arch, layer).detach().cpu()
-                    for head in heads:
-                        if head.layer == layer:
-                            yield self._head(head, values, w_o, norm, head in kept)
-                            advance(1)
-
-    def _read(self, layers: list[int]) -> Iterator[tuple[int, _Layer]]:
-        given = {"layers": layers, "prepend_bos": self.items.prepend_bos, "share": True}
-        texts = self.items.texts
-        sites = ("z", "attn_out", "pattern")
-        if self.destination == "last":
-            source = read_sites(self.model, texts, "v", positions=self.source, **given)
-            there = read_sites(self.model, texts, sites, positions="last", **given)
-        else:
-            there = read_sites(self.model, texts, ("v", *sites), positions=self.source, **given)
-            source = there
-        self.tokens = there.tokens
-        self.places = [places[0] for places in there.positions or ()]
-        at = torch.tensor(self.source)[:, None, None].expand(-1, self.arch.n_heads, 1)
-        for row, layer in enumerate(layers):
-            pattern = there["pattern"][:, row, :, 0].gather(2, at)[..., 0]
-            yield (
-                layer,
-                _Layer(
-                    *(_wide(x) for x in (source["v"][:, row], there["z"][:, row])),
-                    _wide(there["attn_out"][:, row]),
-                    _wide(pattern),
-                ),
-            )
-
-    def _head(self, head: HeadId, layer: _Layer, w_o: Tensor, norm: Any, keep: bool) -> _Found:
-        size = self.arch.n_heads // self.arch.n_kv_heads
-        group = slice(head.head * size, (head.head + 1) * size)
-        v, z, pattern = layer.v[:, head.head], layer.z[:, group], layer.pattern[:, group]
-        out = layer.attn_out
-        weights = w_o[group].to(v)
-
-        def added(change: Tensor) -> Tensor:
-            """Return attn_added once z of the group has changed: [item, d_model]."""
-            moved = out + torch.einsum("ihd,hde->ie", change, weights)
-            return moved if norm is None else norm(moved)
-
-        plain = torch.zeros_like(z)
-        before = [
-            self.scorer.right(x)[0].mean(dim=0) for x in (v[:, None], z, added(plain)[:, None])
-        ]
-        right = torch.zeros(1 + self.draws, len(PLACES), len(v))
-        changes = torch.zeros(1 + self.draws, *v.shape)
-        ranks, energies, stretches = [], [], []
-        plan = self.scorer.plan
-        for fold in range(plan.n_folds):
-            train, held = plan.fold != fold, plan.fold == fold
-            eraser = leace(v[train], self.onehot[train])
-            mine = eraser.change(v)
-            energy = float(mine[train].square().sum(dim=1).mean())
-            rank = eraser.right.shape[-1]
-            seed = self.seed * 1_000_003 + 7_919 * (head.layer * 1_009 + head.head) + fold
-            controls = random_erasers(v[train], max(rank, 1), energy, self.draws, seed)
-            every = torch.cat([mine[None], controls.eraser.change(v)]).to(v)
-            changes[:, held] = every[:, held]
-            total = float((v[train].double() - eraser.mean).square().sum(dim=1).mean())
-            other = float(every[1:, train].double().square().sum(dim=-1).mean())
-            energies.append((energy / max(total, 1e-300), other / max(total, 1e-300)))
-            ranks.append(rank)
-            stretches.append(float(controls.stretch.mean()))
-            for kind, change in enumerate(every):
-                arriving = pattern[..., None] * change[:, None]
-                places = ((v + change)[:, None], z + arriving, added(arriving)[:, None])
-                for place, x in enumerate(places):
-                    right[kind, place, held] = self._held(x, train, held).mean(dim=0)
-        shares = torch.tensor(energies).mean(dim=0)
-        return _Found(
-            head,
-            torch.stack(before),
-            right[0],
-            right[1:].mean(dim=0),
-            max(ranks),
-            float(shares[0]),
-            float(shares[1]),
-            sum(stretches) / len(stretches),
-            float(pattern.mean()),
-            changes if keep else None,
-        )
-
-    def _held(self, x: Tensor, train: Tensor, held: Tensor) -> Float[Tensor, "site held"]:
-        """Return which held-out items a probe of this fold gets right."""
-        given = _closed.shifted(x)
-        found = _closed.training_of(given, self.scorer.y, len(self.scorer.classes), train)
-        said = _closed.predictions(given.x[:, held], _closed.fit(found, self.scorer.probe))
-        return (said == self.scorer.y[held]).float()
-
-    def _blocks(self, layers: list[int]) -> Iterator[list[int]]:
-        a = self.arch
-        longest = 2 * max(len(span.text) for span in self.items.spans) // 3 + 2
-        numbers = (
-            a.n_kv_heads * a.d_head_v + a.n_heads * (a.d_head_v + longest) + a.d_model
-        ) * len(self.items)
-        size = max(1, _BYTES // (4 * numbers))
-        for start in range(0, len(layers), size):
-            yield layers[start : start + size]
-
-
-def _scores(found: list[_Found], averages: Averages) -> dict[str, Tensor]:
+def _scores(found: list[Found], averages: Averages, folds: int, seed: int) -> dict[str, Tensor]:
     shape = (len(found), len(PLACES))
     before, erased, control = (
         averages(torch.stack([getattr(one, name) for one in found]))
         for name in ("before", "erased", "control")
     )
+    drawn = torch.stack([one.draws for one in found], dim=1).flatten(1)  # [draw, row and place]
     differences = {
-        "loss": before.above(erased, "accuracy"),
-        "control_loss": before.above(control, "accuracy"),
-        "excess_loss": control.above(erased, "accuracy"),
+        "loss": against_overlap(before.above(erased, "accuracy"), folds),
+        "control_loss": against_overlap(before.above(control, "accuracy"), folds),
+        "excess_loss": against_a_draw(control.above(erased, "accuracy"), drawn, seed),
     }
     values = {"before": before.value, "erased": erased.value, "control": control.value}
     excess = differences["excess_loss"]
@@ -467,7 +311,7 @@ def _scores(found: list[_Found], averages: Averages) -> dict[str, Tensor]:
 def _divergence(
     model: Any,
     arch: Any,
-    run: _Run,
+    run: Erasures,
     changes: Mapping[HeadId, Tensor],
     heads: Sequence[HeadId],
     words: int,
@@ -504,17 +348,6 @@ def _heads(name: str, heads: Sequence[tuple[int, int]] | None, arch: Any) -> tup
     if not found or len(set(found)) != len(found):
         raise InputError(message(name, "different (layer, key-value head) pairs", list(heads)))
     return tuple(sorted(found)) if name == "heads" else tuple(found)
-
-
-def _on_cpu(norm: adapters.Norm | None) -> adapters.Norm | None:
-    if norm is None:
-        return None
-    bias = None if norm.bias is None else norm.bias.detach().cpu()
-    return replace(norm, gain=norm.gain.detach().cpu(), bias=bias)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _version() -> str:

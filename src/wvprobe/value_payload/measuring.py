@@ -113,6 +113,8 @@ def payload(
     wanted = _checked_sites(sites)
     chosen = Selection(limit, per_sentence, min_count, groups, seed, prepend_bos)
     items = items_of(model, dataset, label, chosen)
+    if length("draws", draws) < 2:
+        raise InputError(message("draws", "at least 2, to know how draws differ", draws))
     for name, value in (("control_draws", control_draws), ("null_draws", null_draws)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InputError(message(name, "an int of at least 0", value))
@@ -125,7 +127,7 @@ def payload(
         control_draws=control_draws,
         seed=seed,
     )
-    run = _Run(model, items, scorer, wanted, pool, length("draws", draws), null_draws, seed)
+    run = _Run(model, items, scorer, wanted, pool, draws, null_draws, seed)
     measured = run.all(progress)
     if reinitialised:
         fresh = adapters.reinitialised(model, seed)
@@ -138,6 +140,8 @@ def payload(
         method=kind,
         score=score,
         classes=tuple(str(x) for x in scorer.classes),
+        folds=None if isinstance(scorer, StratumScorer) else folds,
+        seed=seed,
         provenance=adapters.provenance(
             model,
             seed=seed,
