@@ -59,6 +59,7 @@ LEVELS = {
         "pair_variance",
         "behaviour",
         "probes",
+        "value_payload",
     ),
     5: ("plotting", "report"),
     6: ("cli",),
@@ -78,6 +79,7 @@ ALLOWED = {
     ("_logit_effects", "components"): "what the embedding wrote is taken apart as in a stream",
     ("_circuit_ends", "_factors"): "ends of circuits are made of their factors",
     ("auditing", "_identities"): "the checks of an audit fill a room of their own",
+    ("value_payload", "probes"): "what values carry is measured by probes",
     ("models", "auditing"): "load() ends with a quick audit of what it loaded",
 }
 

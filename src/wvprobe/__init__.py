@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from wvprobe.probes import fit_probes as fit_probes
     from wvprobe.singular import spectra as spectra
     from wvprobe.subspaces import subspace_overlap as subspace_overlap
+    from wvprobe.value_payload import erase as erase
+    from wvprobe.value_payload import payload as payload
     from wvprobe.vocabulary import top_tokens as top_tokens
     from wvprobe.words import find_word as find_word
 
@@ -56,6 +58,7 @@ _HOMES = {
     "context_dependence": "context_shares",
     "drift": "contextual_drift",
     "drift_pair": "contextual_drift",
+    "erase": "value_payload",
     "figure": "plotting",
     "fit_probes": "probes",
     "find_word": "words",
@@ -66,6 +69,7 @@ _HOMES = {
     "load_iob2": "datasets",
     "load_senses": "datasets",
     "offset_profile": "offsets",
+    "payload": "value_payload",
     "score_ledger": "ledger",
     "score_variance": "pair_variance",
     "spectra": "singular",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from wvprobe.errors import WvprobeError
+from wvprobe.errors import InputError, WvprobeError
 
 if TYPE_CHECKING:
     from wvprobe.heads import HeadWeights
@@ -156,6 +156,74 @@ def budget(
         return
     for title, frame in tables:
         _table(title, frame)
+
+
+@app.command()
+def payload(
+    model: str = typer.Argument("smollm2-135m", help="Alias, folder, GGUF file or hub name."),
+    conllu: str | None = typer.Option(None, "--conllu", help="A treebank: file or folder."),
+    senses: str | None = typer.Option(None, "--senses", help="Words in context: file or folder."),
+    iob2: str | None = typer.Option(None, "--iob2", help="Named entities: file or folder."),
+    column: str = typer.Option("upos", "--column", help="Of the treebank's labels."),
+    label: str | None = typer.Option(
+        None, "--label", help="Another label: token, position, or (of senses) pos."
+    ),
+    balanced: bool = typer.Option(False, "--balanced", help="Let all labels count alike."),
+    words: int = typer.Option(4_000, "--words", help="At most so many words."),
+    draws: int = typer.Option(200, "--draws", help="Random projections a layer."),
+    site: str = typer.Option("v", "--site", help="Whose heads are listed: v, q or k."),
+    by: str = typer.Option("random", "--by", help="The reference that heads are ranked by."),
+    erased: int = typer.Option(0, "--erase", help="Erase the label from so many of the best."),
+    out: str | None = typer.Option(None, "--out", help="Folder to save the result in."),
+    k: int = typer.Option(10, "-k", help="How many rows of each table."),
+) -> None:
+    """Print which heads' values carry a label beyond random projections, and v against q, k.
+
+    Without a data set: senses of the bundled sentences.
+    """
+    from wvprobe.models import load
+    from wvprobe.value_payload import payload as run
+
+    data = _labelled(conllu, column, senses, iob2)
+    score = "balanced_accuracy" if balanced else "accuracy"
+    _say(f"opening {model}")
+    bridge = load(model)
+    _say(f"probing {data.name}")
+    given: dict[str, Any] = {"label": label, "score": score, "limit": words}
+    found = run(bridge, data, draws=draws, progress=True, **given)
+    told = f"{found.label}, {found.score_name} of {found.n_items} words, {found.n_groups} groups"
+    columns = ["layer", "head", "score", "low", "high"]
+    columns += [f"excess_{name}" for name in found.references]
+    best = found.best(k, site=site, by=by)
+    shown = [c for c in columns if not best[c].isna().all()] + ["p", "q", "p_family"]
+    _table(f"{site}, largest excess over {by} ({told})", best[shown])
+    if found.labour is not None:
+        _table("v against q and k, mean over layers", found.labour.contrasts_frame())
+    if erased:
+        _erased(bridge, data, best, erased, given)
+    if out is not None:
+        typer.echo(f"saved: {found.save(out).resolve()}")
+
+
+def _labelled(conllu: str | None, column: str, senses: str | None, iob2: str | None) -> Any:
+    from wvprobe.datasets import load_conllu, load_iob2, load_senses
+
+    if sum(given is not None for given in (conllu, senses, iob2)) > 1:
+        raise InputError("give one of --conllu, --senses and --iob2, not several.")
+    if conllu is not None:
+        return load_conllu(conllu, column=column)
+    return load_senses(senses) if iob2 is None else load_iob2(iob2)
+
+
+def _erased(model: Any, data: Any, best: Any, count: int, given: dict[str, Any]) -> None:
+    from wvprobe.value_payload import erase
+
+    heads = [(int(a), int(b)) for a, b in best[["layer", "head"]].head(count).to_numpy()]
+    _say(f"erasing {len(heads)} heads")
+    frame = erase(model, data, heads=heads, progress=True, **given).to_frame()
+    columns = ["layer", "head", "place", "before", "erased", "control"]
+    columns += ["excess_loss", "excess_loss_low", "excess_loss_high", "p_family"]
+    _table("label erased from v, against random directions of equal energy", frame[columns])
 
 
 def _heads(model: str, streamed: bool) -> "HeadWeights":

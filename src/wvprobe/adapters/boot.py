@@ -66,6 +66,25 @@ def boot(hf_model: Any, tokenizer: Any, *, name: str, missing: str = "") -> Tran
     return bridge
 
 
+def reinitialised(model: Any, seed: int) -> TransformerBridge:
+    """Return a model of the same configuration and tokenizer, its weights drawn anew.
+
+    They are drawn as transformers draws them before a training. The caller's random state is left
+    as it was.
+    """
+    original = model.original_model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = type(original)(copy.deepcopy(original.config))
+    fresh = fresh.to(device=original.device, dtype=original.dtype)
+    name = f"{model.cfg.model_name}, re-initialised"
+    bridge = boot(fresh, model.tokenizer, name=name, missing=why_no_head(model))
+    # Booted again, a tokenizer may come out another; texts have to be read the same way.
+    bridge.tokenizer = model.tokenizer
+    bridge.cfg.default_prepend_bos = model.cfg.default_prepend_bos
+    return bridge
+
+
 def is_dynamic(config: Any) -> bool:
     """Whether dynamic scaling stretches the rotation for inputs beyond the model's own length."""
     parameters = getattr(config, "rope_parameters", None) or {}

@@ -43,6 +43,7 @@ from wvprobe.plotting import (
     _flow,
     _ledgers,
     _models,
+    _payload,
     _probes,
     _spectra,
     _variance,
@@ -54,6 +55,7 @@ from wvprobe.probes import ProbeResult
 from wvprobe.sense_maps import SenseLayers, SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
+from wvprobe.value_payload import EraseResult, LabourResult, PayloadMap, PayloadResult
 from wvprobe.vocabulary import TopTokensResult
 from wvprobe.word_pairs import PairScores
 
@@ -72,6 +74,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     DissociationResult: _exchange.dissociation,
     DriftBaseline: _words.baseline,
     DriftResult: _drift.drift,
+    EraseResult: _payload.erasure,
     ExchangeResult: _exchange.exchange,
     FlowResult: _flow.flow,
     GrowthResult: _drift.growth,
@@ -80,6 +83,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     InfluenceResult: _contexts.influence,
     InputResult: _spectra.inputs,
     KnownArchitectures: _budget.architectures,
+    LabourResult: _payload.labour,
     LayerSimilarity: _drift.layers,
     LedgerResult: _ledgers.ledger,
     OffsetResult: _spectra.offsets,
@@ -87,6 +91,8 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PairContributions: _words.contributions,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
+    PayloadMap: _payload.payload_map,
+    PayloadResult: _payload.payload,
     ProbeResult: _probes.probes,
     ScoreDrift: _drift.score_drift,
     SenseLayers: _contexts.sense_layers,
