@@ -50,7 +50,7 @@ def check_finite(
     named = ", ".join(f"{name} {labels[at]}" for name, labels, at in parts)
     where = f"{named + ', ' if named else ''}item {item}, feature {feature}"
     value = float(X[(item, *site, feature)])
-    raise InputError(message("X", "finite", f"shape of {value} at {where}"[9:]))
+    raise InputError(message("X", "finite", f"{value} at {where}"))
 
 
 def checked_grid(
