@@ -88,8 +88,9 @@ class DriversResult(Result):
 
         Columns: component kind layer head contribution low high control control_low control_high
         share (of the separation) driver (it pulls senses apart: its interval lies above the
-        control's), and for the heads that were checked, else NaN: predicted predicted_low predicted_high measured
-        measured_low measured_high measured_same measured_same_low measured_same_high.
+        control's); for the heads that were checked, else NaN: predicted predicted_low
+        predicted_high measured measured_low measured_high measured_same measured_same_low
+        measured_same_high.
         """
         import pandas
 
