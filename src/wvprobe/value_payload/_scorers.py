@@ -92,8 +92,11 @@ class ClassScorer:
 
     def random(
         self, x: Float[Tensor, "item d_model"], width: int, draws: int, seed: int
-    ) -> tuple[Float[Tensor, " item"], Float[Tensor, " draw"]]:
-        """Return what random projections get right: the mean over draws, and each draw's score."""
+    ) -> tuple[Float[Tensor, " item"], Float[Tensor, "draw unit"]]:
+        """Return what random projections get right: the mean over draws, and each draw's score.
+
+        The score has one unit: that of all items.
+        """
         given = _closed.shifted(x[:, None])
         frames = frames_of(x, width, draws, seed)
         right = torch.zeros(len(x), draws)
@@ -108,7 +111,7 @@ class ClassScorer:
                 said = raw.view(-1, len(some), len(self.classes)).argmax(dim=-1)
                 right[held, start : start + at_once] = (said == self.y[held, None]).float()
         scores = (right.double() * self.weights[:, None]).sum(dim=0) / self.weights.sum()
-        return right.mean(dim=1), scores
+        return right.mean(dim=1), scores[:, None]
 
     def components(self, x: Float[Tensor, "item d_model"], width: int) -> Float[Tensor, " item"]:
         """Return what the leading principal components get right, found in each training set."""
@@ -180,8 +183,11 @@ class StratumScorer:
 
     def random(
         self, x: Float[Tensor, "item d_model"], width: int, draws: int, seed: int
-    ) -> tuple[Float[Tensor, " item"], Float[Tensor, " draw"]]:
-        """Return what random projections get right: the mean over draws, and each draw's score."""
+    ) -> tuple[Float[Tensor, " item"], Float[Tensor, "draw unit"]]:
+        """Return what random projections get right: the mean over draws, and each draw's score.
+
+        The units of the score are the lemmas.
+        """
         frames = frames_of(x, width, draws, seed)
         kept, self._permuted = self._permuted, []
         right = []
@@ -191,7 +197,8 @@ class StratumScorer:
             right.append(self.right(torch.einsum("id,rdw->irw", x, some))[0])
         self._permuted = kept
         every = torch.cat(right)
-        scores = (every.double() * self.weights).sum(dim=1) / self.weights.sum()
+        scores = torch.zeros(draws, self.n_groups).double()
+        scores.index_add_(1, self.groups, every.double() * self.weights)
         return every.mean(dim=0), scores
 
     def components(self, x: Float[Tensor, "item d_model"], width: int) -> Float[Tensor, " item"]:

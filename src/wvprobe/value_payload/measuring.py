@@ -221,7 +221,7 @@ class Measured:
         control: likewise, of control tasks or permuted labels; empty where there are none.
         widths: site -> the width of the projections that it is held against.
         random: width -> [layer, item] mean over draws.
-        draws: width -> [layer, draw] scores.
+        draws: width -> [layer, draw, unit] scores; one unit for classes, lemmas for senses.
         components: width -> [layer, item].
         full: [layer, item].
         null: [layer, head, item], and [layer, item] of random projections; empty where not asked.
