@@ -18,14 +18,17 @@ import sys
 import torch
 
 import wvprobe
-from wvprobe.contextual_drift import drift_baseline
+from wvprobe.contextual_drift import drift_baseline, growth_law, held_out_senses, score_drift
+from wvprobe.datasets import SenseDataset
 from wvprobe.influence import context_influence
-from wvprobe.sense_maps import sense_map
+from wvprobe.sense_maps import sense_map, sense_map_by_layer
 from wvprobe.word_pairs import pair_scores
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--model", default="smollm2-135m", help="anything wvprobe.load takes")
 parser.add_argument("--words", nargs="*", default=["bank", "bat", "spring", "seal", "match"])
+parser.add_argument("--senses", help="marked words to follow; the bundled set unless given")
+parser.add_argument("--split", help="marked words with a train and a test part (CoarseWSD-20)")
 parser.add_argument("--smoke", action="store_true", help="a small random model, for tests")
 # In a notebook the arguments are the kernel's, not this analysis's.
 options = parser.parse_args([] if "ipykernel" in sys.modules else None)
@@ -143,3 +146,93 @@ vectors = wvprobe.capture(model, [text_a, text_b], "stream", words="bank")["stre
 print("\nshape of the two vectors [text, stream, d_model]:", list(vectors.shape))
 lengths = torch.linalg.vector_norm(vectors, dim=-1)
 print("their lengths at the last stream:", [round(x, 2) for x in lengths[:, -1].tolist()])
+
+# %% [markdown]
+# ## Many words
+#
+# The same for all words of a set, in one reading: how alike a word's occurrences are beside random
+# words, how far its senses part, and how well they are told, each sentence left out in turn.
+# Intervals are over words. Corrected numbers (here: the random words' mean taken off) stand beside.
+
+# %%
+senses = wvprobe.load_senses(options.senses)
+if options.smoke:
+    senses = SenseDataset("smoke", senses.only("bank").items[::4])
+many = wvprobe.drift(model, senses, correction="mean")
+measures = ["self_similarity", "self_similarity_adjusted", "intra_sentence_adjusted"]
+measures += ["gap", "gap_corrected", "centroid_accuracy", "centroid_chance", "knn_accuracy"]
+table = many.summary().pivot(index="layer", columns="measure", values="mean")[measures]
+print(f"\n{len(many.words)} words, {sum(many.n)} sentences, {len(many.dropped)} dropped as sinks:")
+print(table.round(3).to_string())
+rogue = many.rogue_frame().query("rank == 0")
+print("\nthe dimension that makes up most of the likeness of random words:")
+print(rogue.drop(columns="rank").round(3).to_string(index=False))
+many.figure()
+
+# %% [markdown]
+# ## Streams beside each other
+#
+# What a stream keeps of those before it: CKA of all words' vectors, and of what contexts do to
+# them.
+
+# %%
+likeness = many.layers.to_frame()
+print("\nlikeness of the last stream to the others:")
+last_stream = likeness[likeness["layer2"] == likeness["layer2"].max()]
+kept = ["layer", "cka", "cka_error", "cka_within", "cka_within_error"]
+print(last_stream[kept].round(3).to_string(index=False))
+many.layers.figure()
+
+# %% [markdown]
+# ## Told from before, told from after
+#
+# Read at the word a decoder can use the left context alone; read at the sentence's last token it
+# has seen all of it. In an encoder the difference has no such reason to be there.
+
+# %%
+at_the_end = wvprobe.drift(model, senses, position="last_token")
+for name, result in (("the word", many), ("the sentence's last token", at_the_end)):
+    apart = result.context_frame()
+    apart = apart[(apart["layer"] == apart["layer"].max()) & (apart["measure"] != "knn_accuracy")]
+    print(f"\nread at {name}, last stream:")
+    print(apart.drop(columns="layer").round(3).to_string(index=False))
+
+# %% [markdown]
+# ## By which law
+#
+# Four laws fitted to each word's curve, in four metrics; the share of words in which each is best.
+# The last metric is a score: that of the word with itself, between sentences of different senses.
+
+# %%
+scores_apart = score_drift(model, senses)
+curves = {**many.curves(), "score": scores_apart.difference}
+laws = growth_law(curves, words=many.words)
+if laws.untestable:
+    print(f"\ngrowth laws are not testable: {laws.untestable}")
+for errors in () if laws.untestable else ("absolute", "relative"):
+    laws = growth_law(curves, words=many.words, errors=errors)
+    print(f"\nbest law, least {errors} errors:")
+    print(laws.summary().round(2).to_string(index=False))
+laws.figure()
+
+# %% [markdown]
+# ## Other sentences
+#
+# Centroids of a training part, judged on a test part: `--split ../shared/data/coarsewsd20/bank`.
+
+# %%
+if options.split:
+    held_out = held_out_senses(model, wvprobe.load_senses(options.split))
+    columns = ["layer", "balanced_accuracy", "low", "high", "chance", "accuracy", "majority"]
+    print("\ncentroids of the training part on the test part:")
+    print(held_out.to_frame()[columns].round(3).to_string(index=False))
+
+# %% [markdown]
+# ## The senses of one word, stream by stream
+#
+# Move the slider: in a decoder the senses lie on one point at the embedding.
+
+# %%
+by_layer = sense_map_by_layer(model, "bank")
+print("\naccuracy by stream:", [round(x, 2) for x in by_layer.accuracy.tolist()])
+by_layer.figure()

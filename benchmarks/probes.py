@@ -52,7 +52,7 @@ def theirs(x: np.ndarray, y: np.ndarray, fold: np.ndarray) -> np.ndarray:
             scaler = StandardScaler().fit(x[~held, site])
             model = LogisticRegression(max_iter=1000)
             model.fit(scaler.transform(x[~held, site]), y[~held])
-            right[site] += (model.predict(scaler.transform(x[held, site])) == y[held]).sum()
+            right[site] += np.sum(model.predict(scaler.transform(x[held, site])) == y[held])
     return right / len(y)
 
 

@@ -1,5 +1,6 @@
 """The command line: what it prints, and one line for every error that a user can cause."""
 
+import json
 import subprocess
 import sys
 
@@ -130,4 +131,63 @@ class TestCircuits:
     )
     def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
         code, _, err = run(capsys, "circuits", "tiny:llama", *arguments)
+        assert code == 1 and told in err.splitlines()[-1]
+
+
+class TestBudget:
+    """Numbers on stdout, from sizes, published models, configs and loaded models."""
+
+    def test_sizes_and_alternatives(self, capsys):
+        code, out, err = run(
+            capsys, "budget", "--d-model", "12288", "--heads", "96", "--layers", "96",
+            "--alternatives",
+        )  # fmt: skip
+        assert (code, err) == (0, "")
+        assert "attention 57,982,058,496" in out and "cached bytes (bfloat16)" in out
+        full = next(line for line in out.splitlines() if "full width" in line)
+        assert "43,486,543,872" in full and "W_O is not square" in full
+        assert sum(line.split()[:2] == ["even", "split"] for line in out.splitlines()) == 26
+
+    def test_json(self, capsys):
+        code, out, _ = run(capsys, "budget", "DeepSeek-V3", "--json", "--alternatives")
+        found = json.loads(out)
+        assert code == 0 and found["kind"] == "MLA" and found["sizes"]["kv_rank"] == 512
+        assert found["kv_cache_bytes_per_token"] == 70_272
+        assert found["layer_parameters"]["W_UK"] == 512 * 128 * 128
+        assert found["parameters"] is None and found["published_parameters"] == 671e9
+        assert found["alternatives"][0]["kind"] == "as given"
+        assert found["source"].startswith("DeepSeek-AI 2024")
+
+    def test_a_model_and_its_config_alone(self, capsys, tmp_path):
+        from wvprobe.testing import _hf_model
+
+        model = _hf_model("qwen3", 0, {})
+        model.config.save_pretrained(tmp_path)  # no weights
+        _, loaded, _ = run(capsys, "budget", "tiny:qwen3", "--json", "--context", "7")
+        code, out, _ = run(capsys, "budget", str(tmp_path), "--json", "--context", "7")
+        read, own = json.loads(out), json.loads(loaded)
+        assert code == 0 and read["parameters"] == own["parameters"] == model.num_parameters()
+        assert {**read, "name": ""} == {**own, "name": ""}
+        _, file, _ = run(
+            capsys, "budget", str(tmp_path / "config.json"), "--json", "--context", "7"
+        )
+        assert file == out
+
+    def test_an_encoder_caches_nothing(self, capsys):
+        _, out, _ = run(capsys, "budget", "tiny:bert")
+        assert "nothing: it looks both ways" in out and "in all 52,123" in out
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            ((), "`MODEL` must be given, or --d-model and --heads"),
+            (("--d-model", "12"), "`MODEL` must be given, or --d-model and --heads"),
+            (("GPT-3", "--layers", "2"), "`MODEL` must be left out where sizes are given"),
+            (("--d-model", "12", "--heads", "5"), "`d_head` must be given"),
+            (("GPT-3", "--dtype", "int3"), "`dtype` must be one of"),
+            (("nowhere.json",), "cannot read nowhere.json as a config"),
+        ],
+    )
+    def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
+        code, _, err = run(capsys, "budget", *arguments)
         assert code == 1 and told in err.splitlines()[-1]

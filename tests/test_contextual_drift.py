@@ -72,7 +72,7 @@ def test_baseline_equals_brute_force_and_follows_the_seed(tiny):
     assert torch.equal(one.cosine, again.cosine) and not torch.equal(one.cosine, other.cosine)
     assert one.n == 11
     x = torch.randn(7, 13, dtype=torch.float64)
-    from wvprobe.contextual_drift import _mean_pair
+    from wvprobe.contextual_drift._pair import _mean_pair
 
     cosine, distance = _mean_pair(x)
     pairs = [(i, j) for i in range(7) for j in range(7) if i != j]

@@ -137,6 +137,14 @@ def test_gauge_and_sink_by_brute_force(family, tiny):
         assert not found.is_gauge[:, names.index("MLP 1")].all()
 
 
+def test_the_masked_keys_own_source_is_no_constant(tiny):
+    """No visible key has it, so that it is 0 over them all; on the masked key it is not."""
+    found = ledger(tiny("llama"), "river", "bank", group="source")
+    i, j = found.positions
+    assert found.masked and not bool(found.is_gauge[i, j])
+    assert float(found.gauge_fixed[i, j]) == float(found.terms[i, j]) != 0
+
+
 def test_a_query_that_sees_the_sink_alone(tiny):
     found = score_ledger(tiny("llama"), TEXT, query=0, key=0, layer=1, head=0)
     assert found.gauge_fixed.isnan().all() and found.is_gauge.all()

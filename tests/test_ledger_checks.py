@@ -6,7 +6,7 @@ import torch
 from wvprobe import adapters
 from wvprobe.activations import capture
 from wvprobe.components import Component, stream_components
-from wvprobe.errors import InputError
+from wvprobe.errors import InputError, MemoryLimitError
 from wvprobe.ledger import CausalCheckResult, check_terms, score_ledger
 from wvprobe.testing import FAMILIES, tiny_model
 
@@ -176,6 +176,10 @@ def test_scale_changes_are_those_of_sigma(tiny):
             x.pow(2).mean().add(1e-6).sqrt() for x in (parts.stream[at], parts.stream[at] - part)
         ]
         assert float(checked.scale_changes[end, 0]) == pytest.approx(float(rms[1] / rms[0] - 1))
+    # An RMS norm without a bias: σ is all that stands between the term and what happens.
+    s, p = ledger(model).total, checked.predicted[:2, 0]
+    expected = s - (s - p) / (1 + checked.scale_changes[:, 0])
+    torch.testing.assert_close(checked.direct[:2, 0], expected)
     # Where queries have a norm of their own σ cancels; what is frozen is the length of x̂ W.
     normed = tiny("qwen3")
     found = ledger(normed)
@@ -212,6 +216,13 @@ def test_terms_are_drawn_by_seed_and_read_in_frames(tiny, tmp_path):
     assert counts["all"] == 30 == counts["steady"] + counts["moved"]
     steady = (both[["query_scale_change", "key_scale_change"]].abs() <= 0.1).all(axis=1)
     assert counts["steady"] == steady.sum()
+    # A component in several terms is one observation of its own side.
+    queries = frame[frame["side"] == "query"].drop_duplicates("query_component")
+    row = summary.query("side == 'query' and measured == 'direct' and terms == 'all'").iloc[0]
+    assert row["n"] == len(queries) < 30
+    assert row["correlation"] == pytest.approx(queries["predicted"].corr(queries["direct"]))
+    few = check_terms(model, found, n=4).summary()
+    assert few["correlation"].isna().all() and few["n"].max() == 4
     loaded = CausalCheckResult.load(checked.save(tmp_path / "check"))
     assert torch.equal(loaded.total, checked.total)
 
@@ -222,6 +233,22 @@ def test_one_token_as_query_and_key_has_no_total(tiny):
     assert checked.total.isnan().all() and checked.direct.isfinite().all()
     totals = checked.summary().query("measured == 'total'")
     assert (totals["n"] == 0).all() and totals["correlation"].isna().all()
+
+
+def test_copies_that_do_not_fit_into_memory_are_told(tiny, monkeypatch):
+    """Halved, a batch would have other rows: no number rather than a wrong one."""
+    from wvprobe.activations import _Run
+
+    model, found, real = tiny("llama"), ledger(tiny("llama")), _Run.batch
+
+    def small(self, items):
+        if len(items) > 2:
+            raise MemoryError("out of memory")
+        real(self, items)
+
+    monkeypatch.setattr(_Run, "batch", small)
+    with pytest.raises(MemoryLimitError, match="copies of the text do not fit"):
+        check_terms(model, found, n=3)
 
 
 def test_wrong_inputs(tiny):

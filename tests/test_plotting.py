@@ -1,13 +1,15 @@
 """Figures: one a result type, with titles that say the finding."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
 
 from wvprobe._types import Provenance, Result
 from wvprobe.activations import capture
+from wvprobe.attention_clock import time_attention
 from wvprobe.auditing import audit
-from wvprobe.budget import known_architectures
+from wvprobe.budget import alternatives, head_scaling, known_architectures
 from wvprobe.context_shares import context_dependence
 from wvprobe.contextual_drift import drift_pair
 from wvprobe.errors import InputError
@@ -38,7 +40,7 @@ def test_scores_share_one_scale_around_zero_with_attention_beside(tiny):
 
 
 def test_contributions_fall_from_nothing_to_the_whole(tiny, monkeypatch):
-    monkeypatch.setattr("wvprobe.contextual_drift._BASELINE_SENTENCES", 50)
+    monkeypatch.setattr("wvprobe.contextual_drift._pair._BASELINE_SENTENCES", 50)
     result = drift_pair(tiny("llama"), *TEXTS, word="bank", layer=3).contributions
     (bars,) = figure(result).data
     assert sum(bars.y) == pytest.approx(1.0, abs=1e-4)
@@ -76,18 +78,17 @@ def test_a_ledger_is_a_waterfall_to_the_score_beside_a_matrix(tiny):
     assert list(falls.y)[:12] == top["term"].tolist() and falls.measure[-1] == "total"
     first = f"{top['query_component'][0]} × {top['key_component'][0]}"
     assert falls.x[0] == first and first in drawn.layout.title.text
-    assert matrix.x == matrix.y == ("token", "head", "bias", "mlp")
+    assert matrix.x == matrix.y == ("token", "head", "mlp", "bias")
     assert sum(map(sum, matrix.z)) == pytest.approx(found.total)
     frame = found.to_frame().query("query_kind == 'mlp' and key_kind == 'head'")
-    assert matrix.z[3][1] == pytest.approx(frame["term"].sum())
+    assert matrix.z[2][1] == pytest.approx(frame["term"].sum())
     assert matrix.zmin == -matrix.zmax
     sources = score_ledger(
         tiny("qwen2"), TEXTS[1], query="bank", key="river", layer=2, head=1, group="source"
     )
     matrix = figure(sources).data[1]
-    assert len(matrix.x) == len(sources.key_parts) and matrix.z == tuple(
-        tuple(row) for row in sources.terms.tolist()
-    )
+    assert [list(row) for row in matrix.z] == sources.terms.tolist()
+    assert list(matrix.x) == [part.name for part in sources.key_parts]
 
 
 def test_predictions_are_drawn_against_both_measures(tiny):
@@ -114,7 +115,7 @@ def test_shares_are_stacked_by_layer(tiny):
     assert "at layer 0 position alone" in drawn.layout.title.text
 
 
-def test_architectures_are_drawn_against_the_even_split():
+def test_architectures_are_drawn_against_the_even_split_and_the_years():
     known = known_architectures()
     drawn = figure(known)
     apart = next(trace for trace in drawn.data if trace.name == "does not")
@@ -122,11 +123,57 @@ def test_architectures_are_drawn_against_the_even_split():
     assert "T5-11B" in names and "GPT-3" not in names
     assert drawn.layout.title.text.startswith(f"{len(names)} of {len(known)}")
     together = next(trace for trace in drawn.data if trace.name == "splits d_model evenly")
-    assert "BERT-base; GPT-2" in together.text
+    assert any("BERT-base; GPT-2" in text for text in together.text)
+    years = [trace for trace in drawn.data if trace.name in ("MHA", "GQA", "MQA", "MLA")]
+    shown = [name for trace in years for text in trace.text for name in text.split("; ")]
+    assert sorted(shown) == sorted(budget.name for budget in known)
+    latent = next(trace for trace in years if trace.name == "MLA")
+    assert set(latent.y) == {192}
+
+
+def test_scaling_and_alternatives_say_what_they_found():
+    found = head_scaling()
+    drawn = figure(found)
+    slope = found.slope("n_heads")[0]
+    assert f"n_heads grows as d_model to the {slope:.2f}" in drawn.layout.title.text
+    points, fitted, constant = drawn.data
+    assert len(points.x) == len(found.names)
+    (x0, x1), (y0, y1) = fitted.x, fitted.y
+    assert math.log(y1 / y0) / math.log(x1 / x0) == pytest.approx(slope)
+    assert constant.y[1] / constant.y[0] == pytest.approx(x1 / x0)
+    others = figure(alternatives(known_architectures()["GPT-3"]))
+    assert "full-width heads cost 96 times" in others.layout.title.text
+    assert "MQA with 0.0104" in others.layout.title.text
+    full = next(trace for trace in others.data if trace.name == "full width")
+    assert list(full.x) == list(full.y) == [96.0]
+    encoder = figure(alternatives(known_architectures()["BERT-base"]))
+    assert encoder.layout.yaxis.title.text == "FLOPs, relative"
+
+
+def test_the_clock_is_drawn_over_its_floor():
+    found = time_attention(
+        32, 16, d_heads=(8, 16), uneven=(16, 8, 8), seconds=0.0, device="cpu", kernels=["eager"]
+    )
+    drawn = figure(found)
+    frame = found.to_frame()
+    even = frame[(frame["layout"] == "even") & (frame["direction"] == "forward")]
+    line = drawn.data[0]
+    assert list(line.x) == [8, 16]
+    assert list(line.y) == pytest.approx((1e3 * even["seconds"]).tolist())
+    assert list(line.error_y.array) == pytest.approx(
+        (1e3 * (even["high"] - even["seconds"])).tolist()
+    )
+    names = [trace.name for trace in drawn.data]
+    assert names.count("floor: FLOPs or bytes") == 2 and "eager, uneven padded" in names
+    assert f"{found.spread('eager').ratio:.2f} times" in drawn.layout.title.text
+    single = time_attention(
+        32, 16, d_heads=(8,), uneven=(), seconds=0.0, device="cpu", kernels=["eager"]
+    )
+    assert "eager is fastest" in figure(single).layout.title.text
 
 
 def test_cosine_is_drawn_beside_its_controls(tiny, monkeypatch):
-    monkeypatch.setattr("wvprobe.contextual_drift._BASELINE_SENTENCES", 50)
+    monkeypatch.setattr("wvprobe.contextual_drift._pair._BASELINE_SENTENCES", 50)
     result = drift_pair(tiny("llama"), *TEXTS, word="bank")
     drawn = figure(result)
     raw, corrected = drawn.data[:4], drawn.data[4:]

@@ -442,3 +442,19 @@ def test_the_penalty_of_the_code_is_chosen_by_the_past():
     both = fit_probes(X, y, penalties=grid).scores["description_length"]
     each = torch.stack([fit_probes(X, y, penalty=C).scores["description_length"] for C in grid])
     assert bool((both <= 1.15 * each.amin(dim=0)).all())
+
+
+def test_half_precision_is_raised_and_references_keep_their_own():
+    x, X, y, _ = task()
+    half = X.to(torch.bfloat16)
+    given = dict(references={"input": x, "haar": haar_projections(x.half(), 5, draws=2)}, **QUICK)
+    found = fit_probes(half, y, **given)
+    assert found.provenance.settings["dtype"] == "torch.float32"
+    exact = fit_probes(half.double(), y, **given)
+    for name in ("input", "haar", "majority"):
+        torch.testing.assert_close(
+            found.reference_scores[name], exact.reference_scores[name], atol=0.01, rtol=0
+        )
+    torch.testing.assert_close(
+        found.scores["accuracy"], exact.scores["accuracy"], atol=0.01, rtol=0
+    )

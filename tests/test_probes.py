@@ -423,6 +423,8 @@ def test_arguments_are_checked():
         fit_probes(X[..., :0], y)
     with pytest.raises(ShapeError, match="2 different names"):
         fit_probes(X[:, None], y, site_axes=("layer",))
+    with pytest.raises(ShapeError, match=r"`site_axes\['layer'\]` must be 2 different labels"):
+        fit_probes(X, y, site_axes={"layer": [3, 3]})
     with pytest.raises(InputError, match=r"`y` must be of at least two classes.*\[1\]"):
         fit_probes(X, torch.ones(60, dtype=torch.long))
     with pytest.raises(InputError, match=r"`y` must be ints or strings. Got 0.5"):
@@ -478,7 +480,7 @@ def test_frame_figure_and_file(tmp_path):
         folds=FOLDS,
         n_permutations=30,
         method="lda",
-        site_axes=("layer", "kv_head"),
+        site_axes={"layer": [3, 14], "kv_head": range(3)},
         references={"shifted": X[:, :, :1].roll(1, dims=0)},
         coefficients=True,
         predictions=True,
@@ -492,7 +494,8 @@ def test_frame_figure_and_file(tmp_path):
     tests = ["trace", "p", "q", "p_family", "converged", "penalty"]
     assert list(frame.columns) == ["layer", "kv_head", "score", "low", "high", *excess, *tests]
     assert len(frame) == 6
-    row = frame[(frame["layer"] == 1) & (frame["kv_head"] == 2)].iloc[0]
+    assert frame["layer"].tolist() == [3, 3, 3, 14, 14, 14]
+    row = frame[(frame["layer"] == 14) & (frame["kv_head"] == 2)].iloc[0]
     assert row["score"] == float(found.scores["accuracy"][1, 2])
     assert row["excess_shifted"] == pytest.approx(
         row["score"] - float(found.reference_scores["shifted"][1, 2])
@@ -507,6 +510,7 @@ def test_frame_figure_and_file(tmp_path):
     assert f"Layer {best['layer']:.0f}, kv head {best['kv_head']:.0f}" in title
     assert f"{best['excess_shifted']:+.3f} over shifted" in title
     heat = found.figure().data[1]
+    assert list(heat.x) == ["3", "14"] and list(heat.y) == ["0", "1", "2"]
     assert heat.zmin == -heat.zmax and heat.z[2][1] == pytest.approx(row["excess_shifted"])
     back = Result.load(found.save(tmp_path))
     assert isinstance(back, ProbeResult)

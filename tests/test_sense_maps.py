@@ -7,7 +7,7 @@ from wvprobe._types import Result
 from wvprobe.activations import capture
 from wvprobe.datasets import SenseDataset, load_senses
 from wvprobe.errors import InputError
-from wvprobe.sense_maps import _plane, _told_apart, sense_map
+from wvprobe.sense_maps import _plane, _told_apart, _turned, sense_map, sense_map_by_layer
 
 
 def test_the_plane_is_that_of_scikit_learn():
@@ -28,8 +28,8 @@ def test_left_out_centroids_by_brute_force():
     labels = torch.randint(3, (29,), generator=generator)
     right = 0
     for i in range(29):
-        unit, kept = x / x.norm(dim=1, keepdim=True), torch.arange(29) != i
-        others = [unit[kept & (labels == sense)].mean(dim=0) for sense in range(3)]
+        kept = torch.arange(29) != i
+        others = [x[kept & (labels == sense)].mean(dim=0) for sense in range(3)]
         likeness = torch.stack([torch.cosine_similarity(x[i], c, dim=0) for c in others])
         right += int(likeness.argmax() == labels[i])
     assert _told_apart(x, labels) == right
@@ -60,6 +60,31 @@ def test_map_of_a_word(family, tiny, tmp_path):
     assert list(frame["sense"]) == [item.sense for item in items]
     assert Result.load(found.save(tmp_path)).to_frame().equals(frame)
     assert sense_map(model, "bank", seed=1).control != found.control
+
+
+def test_planes_of_all_streams_are_those_of_one(tiny, tmp_path):
+    model = tiny("llama")
+    found = sense_map_by_layer(model, "bank")
+    assert found.points.shape == (4, len(found.senses), 2)
+    for layer in range(1, 4):
+        one = sense_map(model, "bank", layer=layer)
+        # A plane that is turned and scaled keeps its distances, but for the scale.
+        distances = torch.cdist(one.points, one.points)
+        turned = torch.cdist(found.points[layer], found.points[layer])
+        scale = one.points.square().mean().sqrt()
+        torch.testing.assert_close(turned * scale, distances, rtol=1e-4, atol=1e-4)
+        assert float(found.accuracy[layer]) == pytest.approx(one.accuracy)
+        assert float(found.control[layer]) == one.control[1]
+        assert float(found.explained[layer]) == pytest.approx(float(one.explained.sum()))
+    frame = found.to_frame()
+    assert len(frame) == 4 * len(found.senses)
+    assert Result.load(found.save(tmp_path)).to_frame().equals(frame)
+
+
+def test_a_turned_plane_lies_on_the_one_before():
+    points = torch.randn(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mirrored = points @ torch.tensor([[0.6, 0.8], [0.8, -0.6]], dtype=torch.float64)
+    torch.testing.assert_close(_turned(mirrored, points), points)
 
 
 def test_wrong_inputs(tiny):

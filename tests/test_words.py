@@ -833,3 +833,15 @@ def test_a_word_is_found_by_its_place(tiny):
     for start, end in ((28, 32), (3, 6), (5, 5)):
         with pytest.raises(WordError, match="place of a whole word"):
             word_at(encoding, start, end)
+
+
+@pytest.mark.parametrize(("text", "start"), [("A bank's door", 2), ("Two banks’ doors", 4)])
+def test_a_place_may_be_followed_by_a_possessive(tiny, text, start):
+    encoding = encode(tiny("llama"), text)
+    end = text.index("'" if "'" in text else "’")
+    found = word_at(encoding, start, end)
+    assert found.word == text[start:end] and found.chars == (start, end)
+    covered = [encoding.spans[p] for p in found.tokens]
+    assert covered[0][0] == start and covered[-1][1] == end
+    with pytest.raises(WordError, match="place of a whole word"):
+        word_at(encode(tiny("llama"), "O'bank'er"), 2, 6)

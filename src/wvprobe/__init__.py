@@ -9,20 +9,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from wvprobe._types import Result as Result
     from wvprobe.activations import capture as capture
+    from wvprobe.attention_clock import time_attention as time_attention
     from wvprobe.auditing import audit as audit
+    from wvprobe.behaviour import head_behaviour as head_behaviour
+    from wvprobe.budget import HeadBudget as HeadBudget
+    from wvprobe.budget import alternatives as alternatives
+    from wvprobe.budget import known_architectures as known_architectures
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
     from wvprobe.context_shares import context_dependence as context_dependence
+    from wvprobe.contextual_drift import drift as drift
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_conllu as load_conllu
     from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
     from wvprobe.errors import WvprobeError as WvprobeError
+    from wvprobe.exchanges import exchange as exchange
+    from wvprobe.flow import value_flow as value_flow
     from wvprobe.heads import HeadWeights as HeadWeights
     from wvprobe.ledger import score_ledger as score_ledger
     from wvprobe.models import load as load
     from wvprobe.offsets import offset_profile as offset_profile
+    from wvprobe.pair_variance import score_variance as score_variance
     from wvprobe.plotting import figure as figure
     from wvprobe.probes import fit_probes as fit_probes
     from wvprobe.singular import spectra as spectra
@@ -37,19 +46,24 @@ if TYPE_CHECKING:
 # Public name -> the module that holds it. A new name goes here and into the imports above.
 _HOMES = {
     "Circuit": "circuits",
+    "HeadBudget": "budget",
     "HeadWeights": "heads",
     "Result": "_types",
     "WvprobeError": "errors",
+    "alternatives": "budget",
     "audit": "auditing",
     "capture": "activations",
     "copying_scores": "copying",
     "composition": "compose",
     "context_dependence": "context_shares",
+    "drift": "contextual_drift",
     "drift_pair": "contextual_drift",
     "erase": "value_payload",
     "figure": "plotting",
     "fit_probes": "probes",
     "find_word": "words",
+    "known_architectures": "budget",
+    "head_behaviour": "behaviour",
     "load": "models",
     "load_conllu": "datasets",
     "load_iob2": "datasets",
@@ -57,9 +71,13 @@ _HOMES = {
     "offset_profile": "offsets",
     "payload": "value_payload",
     "score_ledger": "ledger",
+    "score_variance": "pair_variance",
     "spectra": "singular",
+    "time_attention": "attention_clock",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
+    "value_flow": "flow",
+    "exchange": "exchanges",
 }
 
 __all__ = [*_HOMES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -6,10 +6,11 @@ Language Models with Attention Sinks; Sun et al. 2024, Massive Activations in La
 Models). Statistics over keys leave them out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wvprobe.activations import Activations
@@ -30,12 +31,26 @@ def sink_keys(model: Any, seen: Activations, item: int) -> Bool[Tensor, "layer p
         item: which of its texts.
     """
     ids, size = seen.tokens[item], len(seen.tokens[item])
-    known = set(model.tokenizer.all_special_ids)
-    special = torch.tensor(
-        [added or number in known for added, number in zip(seen.special[item], ids, strict=True)]
-    )
     norms = seen["resid_pre"][item, :size].double().norm(dim=-1).T
+    return sinks_among(special_tokens(model, ids, seen.special[item]), norms)
+
+
+def special_tokens(model: Any, ids: Sequence[int], added: Sequence[bool]) -> Bool[Tensor, " pos"]:
+    """Return which tokens were added to a text, or are special ids that stand in it."""
+    known = set(model.tokenizer.all_special_ids)
+    return torch.tensor([new or number in known for new, number in zip(added, ids, strict=True)])
+
+
+def sinks_among(
+    special: Bool[Tensor, " pos"], norms: Float[Tensor, "*layer pos"]
+) -> Bool[Tensor, "*layer pos"]:
+    """Return which tokens are sinks: special ones, and those far longer than the others' median.
+
+    Args:
+        special: of :func:`special_tokens`.
+        norms: length of what each token brings into a layer.
+    """
     if bool(special.all()):
         return special.expand_as(norms)
-    median = norms[:, ~special].median(dim=-1, keepdim=True).values
+    median = norms[..., ~special].median(dim=-1, keepdim=True).values
     return special | (norms > SINK_NORM * median)

@@ -197,7 +197,7 @@ def read_sites(
     if share and picked is None:
         raise InputError("`share` reads words or positions of a text. Give `words` or `positions`.")
     run = _Run(model, arch, plan, encodings, picked, pool, share)
-    run.all(_batches(run.rows, batch_size, model, arch), progress)
+    run.all(batches_of([len(e.ids) for e in run.rows], batch_size, model, arch), progress)
     return Activations(
         provenance=Provenance.of(model.cfg.model_name, ""),
         values={site: run.results[site] for site in plan.sites},
@@ -421,24 +421,27 @@ def _position(encoding: Encoding, given: Any) -> tuple[int, ...]:
     return tuple(index("positions", p, size, f"tokens in {encoding.text!r}") for p in each)
 
 
-def _batches(
-    encodings: list[Encoding], batch_size: Any, model: Any, arch: Architecture
+def batches_of(
+    lengths: Sequence[int], batch_size: Any, model: Any, arch: Architecture
 ) -> list[list[int]]:
-    """Return batches of items of like length, long texts first: what fails, fails early."""
+    """Return batches of items of like length in tokens, long ones first: what fails, fails early.
+
+    No two items whose padding would change their numbers come together.
+    """
     whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
     if batch_size != "auto" and not (whole and batch_size >= 1):
         raise InputError(message("batch_size", "'auto' or an int of at least 1", batch_size))
-    order = sorted(range(len(encodings)), key=lambda i: -len(encodings[i].ids))
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     # Where frequencies depend on the length, a longer text in the batch would change a shorter's.
     regime = adapters.length_regime(model, arch)
-    regimes = [regime(len(encoding.ids)) for encoding in encodings]
+    regimes = [regime(length) for length in lengths]
     budget = _BATCH_TOKENS.get(str(model.cfg.device).split(":")[0], _BATCH_TOKENS["cpu"])
     batches: list[list[int]] = []
     while order:
-        longest = len(encodings[order[0]].ids)
+        longest = lengths[order[0]]
         size = max(1, budget // longest) if batch_size == "auto" else int(batch_size)
         if model.cfg.dtype not in PADDED_DTYPES:
-            size = min(size, sum(len(encodings[i].ids) == longest for i in order))
+            size = min(size, sum(lengths[i] == longest for i in order))
         size = min(size, sum(regimes[i] == regimes[order[0]] for i in order))
         batches.append(order[:size])
         order = order[size:]

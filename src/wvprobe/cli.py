@@ -1,5 +1,6 @@
 """The command line: each subcommand parses its arguments and calls one function."""
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -56,15 +57,20 @@ def report(
     model: str = typer.Argument("smollm2-135m", help="Alias, folder, GGUF file or hub name."),
     out: str = typer.Option("report", "--out", help="Folder of the page."),
     quick: bool = typer.Option(False, "--quick", help="Only what takes under two minutes."),
+    conllu: str | None = typer.Option(
+        None, "--conllu", help="A treebank, for claims about dependencies and parts of speech."
+    ),
 ) -> None:
     """Measure a model and write index.html and results.json."""
+    from wvprobe.datasets import load_conllu
     from wvprobe.models import load
     from wvprobe.report import write_report
 
+    treebank = None if conllu is None else load_conllu(conllu)
     _say(f"opening {model}")
     # Every measure of this version is a quick one, so --quick changes nothing yet. The page shows
     # the audit of all layers, and a failed one has to be seen rather than refused.
-    written = write_report(load(model, audit=False), out, progress=_say)
+    written = write_report(load(model, audit=False), out, treebank=treebank, progress=_say)
     typer.echo(f"page:    {written.page.resolve()}")
     typer.echo(f"numbers: {written.results.resolve()}")
     if not written.audit.ok:
@@ -114,6 +120,42 @@ def circuits(
         _all_heads(heads, offset, k)
     else:
         _one_head(heads, layer or 0, head or 0, token, offset, k)
+
+
+@app.command()
+def budget(
+    model: str | None = typer.Argument(
+        None, help="A published model's name, alias, folder, config.json, GGUF file or hub name."
+    ),
+    d_model: int | None = typer.Option(None, "--d-model", help="Width of the stream."),
+    heads: int | None = typer.Option(None, "--heads", help="Query heads of a layer."),
+    kv_heads: int | None = typer.Option(None, "--kv-heads", help="Key-value heads of a layer."),
+    d_head: int | None = typer.Option(None, "--d-head", help="Width of queries and keys."),
+    d_head_v: int | None = typer.Option(None, "--d-head-v", help="Width of values."),
+    layers: int | None = typer.Option(None, "--layers", help="Layers of attention."),
+    context: int = typer.Option(2048, "--context", help="Tokens that a token looks at."),
+    dtype: str = typer.Option("bfloat16", "--dtype", help="Of the cache."),
+    others: bool = typer.Option(False, "--alternatives", help="What else the heads could be."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead."),
+) -> None:
+    """Print what a model's heads cost, and what other heads would."""
+    from wvprobe.budget._tables import budget_of, described
+
+    numbers = {
+        "d_model": d_model,
+        "n_heads": heads,
+        "n_kv_heads": kv_heads,
+        "d_head": d_head,
+        "d_head_v": d_head_v,
+        "n_layers": layers,
+    }
+    found = budget_of(model, numbers)
+    document, tables = described(found, context=context, dtype=dtype, others=others)
+    if as_json:
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    for title, frame in tables:
+        _table(title, frame)
 
 
 @app.command()

@@ -109,7 +109,7 @@ class Carried:
         scale = norm.scale(x)
         self.parts = [norm.linear(part, scale) for part in self.parts]
         if norm.bias is not None:
-            self.add(bias, norm.bias.to(x.dtype).expand_as(x))
+            self.add(bias, norm.bias.to(x).expand_as(x))
 
     def total(self) -> Tensor:
         """Return the sum of all parts."""
@@ -140,7 +140,7 @@ class _Sources:
         """Carry all parts through a norm whose input was `x`."""
         self.parts = norm.linear(self.parts, norm.scale(x))
         if norm.bias is not None:
-            self.add(bias, norm.bias.to(x.dtype).expand_as(x))
+            self.add(bias, norm.bias.to(x).expand_as(x))
 
 
 def stream_components(model: Any, text: str, *, layer: int) -> StreamComponents:
@@ -287,7 +287,7 @@ def _embedded(
     yield Component("token"), norm.linear(token, scale)
     yield Component("position"), norm.linear(position, scale)
     constant = norm.linear(constant, scale)
-    yield Component("bias"), constant if norm.bias is None else constant + norm.bias.double()
+    yield Component("bias"), constant if norm.bias is None else constant + norm.bias.to(constant)
 
 
 def _add_blocks(

@@ -21,9 +21,9 @@ from wvprobe._shapley import shapley
 from wvprobe._sinks import sink_keys
 from wvprobe._types import Result
 from wvprobe._validate import message
-from wvprobe.activations import read_sites
+from wvprobe.activations import Activations, read_sites
 from wvprobe.adapters import Architecture
-from wvprobe.components import embedding_parts, position_parts
+from wvprobe.components import EmbeddingParts, embedding_parts, position_parts
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.words import WordSpan, encode
 
@@ -217,7 +217,9 @@ def context_dependence(
 
 def _each(word: Any, name: str) -> list[Word]:
     """Return a word for each of the two texts."""
-    if isinstance(word, str | WordSpan | Integral):
+    if isinstance(word, Integral):
+        return [int(word), int(word)]
+    if isinstance(word, str | WordSpan):
         return [word, word]
     both = list(word)
     if len(both) != 2:
@@ -236,6 +238,19 @@ def _check_lengths(model: Any, arch: Architecture, lengths: list[int]) -> None:
         )
 
 
+class _Learned(NamedTuple):
+    """What learned positions are in a text: [pos, …] at the embedding, [layer, pos, …] carried."""
+
+    embedded: EmbeddingParts
+    carried: Tensor
+
+
+def _learned(model: Any, arch: Architecture, seen: Activations, item: int) -> _Learned | None:
+    embedded = embedding_parts(model, arch, seen.tokens[item])
+    carried = position_parts(model, arch, seen, item)
+    return None if embedded is None or carried is None else _Learned(embedded, carried)
+
+
 class _Read:
     """What the two texts' forwards left: queries, keys and scores of the pair's rows."""
 
@@ -249,8 +264,8 @@ class _Read:
         self.rows = read_sites(model, texts, ["q", "scores"], positions=[i for i, _ in at])
         self.whole = read_sites(model, texts, sites)
         self.lengths = [len(tokens) for tokens in self.whole.tokens]
-        self.embedded = [embedding_parts(model, arch, tokens) for tokens in self.whole.tokens]
-        self.positions = [position_parts(model, arch, self.whole, item) for item in (0, 1)]
+        found = (_learned(model, arch, self.whole, item) for item in (0, 1))
+        self.learned = [text for text in found if text is not None]
         self.sees = [self._row_seen(item) for item in (0, 1)]  # [layer, key]
         sinks = [sink_keys(model, self.whole, item) for item in (0, 1)]
         self.counted = [seen & ~sink for seen, sink in zip(self.sees, sinks, strict=True)]
@@ -282,10 +297,11 @@ class _Read:
         [content's text, offset's text, head, d_head] each, before rotation. Only learned positions
         make a difference on the second axis.
         """
-        if self.arch.position != "learned":
+        if not self.learned:
             queries = self.rows["q"][:, layer].double()
             keys = [self.row_keys(t, layer)[self.at[t][1]] for t in (0, 1)]
-            return tuple(x[:, None].expand(2, 2, -1, -1) for x in (queries, torch.stack(keys)))
+            both = (queries[:, None], torch.stack(keys)[:, None])
+            return both[0].expand(2, 2, -1, -1), both[1].expand(2, 2, -1, -1)
         heads = one_layer(self.model, self.arch, layer)
         read = [heads.normalize(self._streams(layer, end).to(heads.device), 0) for end in (0, 1)]
         return heads.queries(read[0], 0).cpu(), self.by_head(heads.keys(read[1], 0).cpu())
@@ -293,13 +309,13 @@ class _Read:
     def _streams(self, layer: int, end: int) -> Tensor:
         """Return [content's text, position's text, d_model] of the query (0) or the key (1)."""
         at = [pair[end] for pair in self.at]
-        parts = [self.positions[t][layer, at[t]] for t in (0, 1)]
-        embedded = [self.embedded[t] for t in (0, 1)]
-        norm = embedded[0].norm if layer == 0 else None
+        norm = self.learned[0].embedded.norm if layer == 0 else None
         if norm is not None:
+            embedded = [text.embedded for text in self.learned]
             content = [e.token[p] + e.constant[p] for e, p in zip(embedded, at, strict=True)]
             parts = [e.position[p] for e, p in zip(embedded, at, strict=True)]
         else:
+            parts = [text.carried[layer, p] for text, p in zip(self.learned, at, strict=True)]
             streams = [self.whole["resid_pre"][t, at[t], layer].double() for t in (0, 1)]
             content = [stream - part for stream, part in zip(streams, parts, strict=True)]
         both = torch.stack(content)[:, None] + torch.stack(parts)[None]

@@ -4,6 +4,8 @@ The plane shows two directions of many, so beside it stands how well the senses 
 the whole space: nearest centroid by cosine, each sentence left out in turn (Reif et al. 2019).
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,10 +16,11 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._linalg import SVD, fix_signs
 from wvprobe._statistics import wilson_interval
+from wvprobe._told_apart import indicator, left_out_centroids, shuffled
 from wvprobe._types import Result
 from wvprobe._validate import index, message
 from wvprobe.activations import read_sites
-from wvprobe.datasets import SenseDataset, load_senses
+from wvprobe.datasets import SenseDataset, SenseItem, load_senses
 from wvprobe.errors import InputError
 from wvprobe.words import encode, word_at
 
@@ -62,6 +65,52 @@ class SenseMap(Result):
         return pandas.DataFrame({**columns, "first": first, "second": second})
 
 
+@dataclass(frozen=True)
+class SenseLayers(Result):
+    """A word's occurrences on a plane at every stream, turned so that they can be followed.
+
+    Attributes:
+        points: [layer, item, coordinate] on the plane of the first two principal components,
+            over their root mean square, since streams grow; each plane is turned (or mirrored)
+            to lie as near as it can to the one before. Distances on a plane are those of
+            `sense_map` but for that scale.
+        explained: [layer] share of the variance that the plane holds.
+        accuracy: [layer] share of the items whose sense the nearest centroid of the others tells.
+        control: [layer] 95th percentile of the accuracy over 200 shuffles of the senses.
+        senses: each item's sense.
+        sentences: each item's sentence.
+        word: the word.
+    """
+
+    points: Float[Tensor, "layer item coordinate"]
+    explained: Float[Tensor, " layer"]
+    accuracy: Float[Tensor, " layer"]
+    control: Float[Tensor, " layer"]
+    senses: tuple[str, ...]
+    sentences: tuple[str, ...]
+    word: str
+
+    AXES: ClassVar = {
+        "points": ("layer", "item", "coordinate"),
+        "explained": ("layer",),
+        "accuracy": ("layer",),
+        "control": ("layer",),
+    }
+
+    def to_frame(self) -> Any:
+        """Return one row a stream and item: layer sense sentence first second accuracy."""
+        import pandas
+
+        frames = []
+        for layer, points in enumerate(self.points):
+            first, second = points.T.tolist()
+            columns = {"sense": self.senses, "sentence": self.sentences}
+            frame = pandas.DataFrame({"layer": layer, **columns, "first": first, "second": second})
+            frame["accuracy"] = float(self.accuracy[layer])
+            frames.append(frame)
+        return pandas.concat(frames, ignore_index=True)
+
+
 def sense_map(
     model: Any,
     word: str,
@@ -90,17 +139,11 @@ def sense_map(
     arch = adapters.architecture(model)
     at = (arch.n_layers + 1) // 2 if layer is None else layer
     at = index("layer", at, arch.n_layers + 1, "streams")
-    items = (load_senses() if dataset is None else dataset).only(word).items
+    items, labels = _items(word, dataset)
     senses = tuple(item.sense for item in items)
-    counts = {sense: senses.count(sense) for sense in senses}
-    if len(counts) < 2 or min(counts.values()) < 2:
-        raise InputError(message("word", "one with two senses and two sentences of each", counts))
-    spans = [word_at(encode(model, item.sentence), item.start, item.end) for item in items]
     texts = [item.sentence for item in items]
-    vectors = read_sites(model, texts, "stream", words=spans, layers=at)["stream"][:, 0].double()
+    vectors = _vectors(model, items, at)[:, 0].double()
     points, explained = _plane(vectors)
-    kinds = list(counts)
-    labels = torch.tensor([kinds.index(sense) for sense in senses])
     right = _told_apart(vectors, labels)
     return SenseMap(
         provenance=adapters.provenance(model, seed=seed, word=word, layer=at),
@@ -116,6 +159,69 @@ def sense_map(
     )
 
 
+def sense_map_by_layer(
+    model: Any, word: str, *, dataset: SenseDataset | None = None, seed: int = 0
+) -> SenseLayers:
+    """Project a word's vectors on a plane at every stream, to watch its senses part.
+
+    Args:
+        model: a TransformerBridge.
+        word: a word of the set.
+        dataset: labelled sentences; None for the bundled set.
+        seed: seed of the shuffles.
+
+    Raises:
+        InputError: the set lacks the word, or has fewer than two sentences of a sense.
+        WordError: the tokenizer's tokens do not show the word.
+    """
+    items, labels = _items(word, dataset)
+    vectors = _vectors(model, items, None)
+    planes: list[Tensor] = []
+    found: list[tuple[float, float, float]] = []
+    for x in vectors.double().unbind(dim=1):
+        points, explained = _plane(x)
+        size = points.square().mean().sqrt()
+        points = points / torch.where(size > 0, size, 1.0)
+        planes.append(_turned(points, planes[-1]) if planes else points)
+        accuracy = _told_apart(x, labels) / len(items)
+        found.append((float(explained.sum()), accuracy, _shuffled(x, labels, seed)[1]))
+    explained, accuracy, control = torch.tensor(found, dtype=torch.float64).T.contiguous()
+    return SenseLayers(
+        provenance=adapters.provenance(model, seed=seed, word=word),
+        points=torch.stack(planes),
+        explained=explained,
+        accuracy=accuracy,
+        control=control,
+        senses=tuple(item.sense for item in items),
+        sentences=tuple(item.sentence for item in items),
+        word=word,
+    )
+
+
+def _items(word: str, dataset: SenseDataset | None) -> tuple[tuple[SenseItem, ...], Tensor]:
+    """Return a word's items and the number of each one's sense."""
+    items = (load_senses() if dataset is None else dataset).only(word).items
+    counts = Counter(item.sense for item in items)
+    if len(counts) < 2 or min(counts.values()) < 2:
+        expected = "one with two senses and two sentences of each"
+        raise InputError(message("word", expected, dict(counts)))
+    kinds = list(counts)
+    return items, torch.tensor([kinds.index(item.sense) for item in items])
+
+
+def _vectors(model: Any, items: Sequence[SenseItem], layers: int | None) -> Tensor:
+    """Return the word's vectors, [item, layer, d_model]."""
+    spans = [word_at(encode(model, item.sentence), item.start, item.end) for item in items]
+    texts = [item.sentence for item in items]
+    return read_sites(model, texts, "stream", words=spans, layers=layers)["stream"]
+
+
+def _turned(points: Tensor, before: Tensor) -> Tensor:
+    """Turn or mirror a plane to lie nearest to another (orthogonal Procrustes, Schönemann 1966)."""
+    u, _, vh = torch.linalg.svd(points.T @ before)
+    return points @ u @ vh
+
+
 def _plane(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first two principal components and the share of the variance of each."""
     u, s, vh = torch.linalg.svd(x - x.mean(dim=0), full_matrices=False)
@@ -126,24 +232,14 @@ def _plane(x: Tensor) -> tuple[Tensor, Tensor]:
     return found.U[:, :2] * found.S[:2], explained
 
 
-def _told_apart(x: Tensor, labels: Tensor) -> int:
+def _told_apart(x: Tensor, labels: Tensor) -> float:
     """Count the items whose nearest centroid, themselves left out, is that of their sense."""
-    unit = x / x.norm(dim=-1, keepdim=True)
-    member = torch.nn.functional.one_hot(labels).to(x.dtype)
-    sizes = member.sum(dim=0)
-    sums = (unit @ unit.T) @ member  # [item, sense]: an item's products with a sense's sum
-    # ‖Σ‖² of each sense with and without the item: a centroid's direction is all that counts.
-    lengths = torch.einsum("is,ij,js->s", member, unit @ unit.T, member)
-    own = member.bool()
-    products = torch.where(own, sums - 1, sums)
-    lengths = torch.where(own, lengths - 2 * sums + 1, lengths.expand_as(sums))
-    likeness = products / lengths.clamp(min=1e-12).sqrt()
-    likeness = torch.where(own & (sizes < 2), -torch.inf, likeness)
-    return int((likeness.argmax(dim=-1) == labels).sum())
+    return float(left_out_centroids(x @ x.T, indicator(labels, int(labels.max()) + 1)).sum())
 
 
 def _shuffled(x: Tensor, labels: Tensor, seed: int) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(seed)
-    orders = (torch.randperm(len(labels), generator=generator) for _ in range(_SHUFFLES))
-    shares = torch.tensor([_told_apart(x, labels[order]) / len(labels) for order in orders])
+    orders = shuffled(labels, _SHUFFLES, generator)
+    member = indicator(orders, int(labels.max()) + 1)
+    shares = left_out_centroids((x @ x.T)[None], member).mean(dim=-1)
     return float(shares.mean()), float(shares.quantile(0.95))

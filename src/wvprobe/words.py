@@ -176,6 +176,9 @@ def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
 def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     """Find the tokens of the whole word at ``text[start:end]``, as a labelled set marks it.
 
+    A possessive's ending may follow the word: the mark says that it does not belong to it. Such a
+    place is none of those that :func:`find_word` counts; its occurrence is 0.
+
     Raises:
         WordError: no whole word stands there, or its tokens stand for more than it.
     """
@@ -183,8 +186,15 @@ def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     for occurrence, place in enumerate(occurrences(encoding.text, word) if word else ()):
         if place == (start, end):
             return _span(encoding, occurrence, start, end)
+    text = encoding.text
+    if word and not begins_earlier(text, start) and _POSSESSIVE.match(text, end):
+        return characters_at(encoding, start, end)
     where = f"the place of a whole word of {_short(encoding.text)}"
     raise WordError(message("start..end", where, f"{start}..{end} ({word!r})"))
+
+
+# What a possessive puts behind a word: "seal's", "seals'".
+_POSSESSIVE = re.compile(r"['’](?:[sS](?!\w)|(?!\w))")
 
 
 def characters_at(encoding: Encoding, start: int, end: int) -> WordSpan:

@@ -15,6 +15,7 @@ from wvprobe.adapters.boot import (
     weight_hash,
     why_no_head,
 )
+from wvprobe.adapters.counts import AttentionFacts, attention_facts
 from wvprobe.adapters.effective import effective_embedding
 from wvprobe.adapters.hooks import Raw, changing, hook_point, logits, reading, run_backbone, shaped
 from wvprobe.adapters.latent import Latent
@@ -57,6 +58,7 @@ __all__ = [
     "PER_LAYER",
     "SITES",
     "Architecture",
+    "AttentionFacts",
     "Latent",
     "LayerWeights",
     "Norm",
@@ -67,6 +69,7 @@ __all__ = [
     "Unembedding",
     "alibi_slopes",
     "architecture",
+    "attention_facts",
     "attention_norm",
     "boot",
     "canonical_parameters",

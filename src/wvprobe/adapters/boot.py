@@ -142,8 +142,11 @@ def canonical_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def n_parameters(model: Any) -> int:
-    """Return how many parameters the model has, as its checkpoint counts them."""
-    return sum(parameter.numel() for _, parameter in canonical_parameters(model))
+    """Return how many parameters the model has, without a head that its checkpoint lacks."""
+    # Whatever stands outside the body is the head.
+    body = f"{model.original_model.base_model_prefix}." if why_no_head(model) else ""
+    named = canonical_parameters(model)
+    return sum(parameter.numel() for name, parameter in named if name.startswith(body))
 
 
 def weight_hash(model: Any) -> str:

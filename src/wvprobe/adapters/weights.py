@@ -38,12 +38,12 @@ class Norm:
         """Apply the norm without its bias and with a given scale: linear in x."""
         if self.kind == "layer":
             x = x - x.mean(dim=-1, keepdim=True)
-        return self.gain.to(x.dtype) * x / scale
+        return self.gain.to(x) * x / scale
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the norm to [..., d_model]."""
         out = self.linear(x, self.scale(x))
-        return out if self.bias is None else out + self.bias.to(x.dtype)
+        return out if self.bias is None else out + self.bias.to(x)
 
     def fold(self, weight: Tensor) -> Tensor:
         """Return weights [..., d_model, d_out] with gain and centring in them."""

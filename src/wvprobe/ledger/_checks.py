@@ -26,7 +26,7 @@ from wvprobe.ledger._terms import LedgerResult, Part
 SIDES: tuple[Literal["query", "key", "both"], ...] = ("query", "key", "both")
 MEASURES = ("direct", "total")
 _STEADY = 0.1  # a frozen scale that moves by less than this counts as kept
-_DRAWS = 2000
+_DRAWS, _FEWEST = 2000, 5
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,31 @@ class CausalCheckResult(Result):
 
         Columns: side measured terms n correlation low high rank_correlation slope. Terms are all,
         those whose frozen scales move by at most 10 % (``steady``), and the others
-        (``moved``). Pearson's correlation with its 95 % percentile bootstrap over terms (Efron &
-        Tibshirani 1993), Spearman's beside it since a few large terms rule the first; the slope
-        is of measured on predicted by least squares through 0. NaN for fewer than three terms.
+        (``moved``). A component that stands in several terms counts once on its own side.
+        Pearson's correlation with its 95 % percentile bootstrap over terms (Efron & Tibshirani
+        1993), Spearman's beside it since a few large terms rule the first; the slope is of
+        measured on predicted by least squares through 0. NaN for fewer than five.
         """
         import pandas
 
-        rows = []
+        seed, rows = self.provenance.seed or 0, []
         for side, name in enumerate(SIDES):
-            steady = self._steady(name)
+            steady, distinct = self._steady(name), self._distinct(name)
             for measure in MEASURES:
                 measured = getattr(self, measure)[side]
-                for terms, kept in (("all", None), ("steady", steady), ("moved", ~steady)):
-                    chosen = measured.isfinite() if kept is None else measured.isfinite() & kept
-                    found = _agreement(self.predicted[side][chosen], measured[chosen])
-                    rows.append((name, measure, terms, int(chosen.sum()), *found))
+                once = distinct & measured.isfinite()
+                sets = {"all": once, "steady": once & steady, "moved": once & ~steady}
+                for terms, at in sets.items():
+                    found = _agreement(self.predicted[side][at], measured[at], seed)
+                    rows.append((name, measure, terms, int(at.sum()), *found))
         columns = ["side", "measured", "terms", "n", "correlation", "low", "high"]
         return pandas.DataFrame(rows, columns=[*columns, "rank_correlation", "slope"])
+
+    def _distinct(self, side: str) -> Tensor:
+        """Return which terms are the first with their component, or pair of components."""
+        ends = {"query": 0, "key": 1}
+        names = [pair[ends[side]] if side in ends else pair for pair in self.components]
+        return torch.tensor([names.index(name) == n for n, name in enumerate(names)])
 
     def _steady(self, side: str) -> Tensor:
         ends = {"query": [0], "key": [1], "both": [0, 1]}[side]
@@ -286,13 +294,15 @@ def _changes(score: Tensor, without_a: Tensor, without_b: Tensor, neither: Tenso
     return torch.stack(torch.broadcast_tensors(score - without_a, score - without_b, both))
 
 
-def _agreement(predicted: Tensor, measured: Tensor) -> tuple[float, float, float, float, float]:
+def _agreement(
+    predicted: Tensor, measured: Tensor, seed: int
+) -> tuple[float, float, float, float, float]:
     """Return Pearson's correlation, its interval, Spearman's, and the slope through 0."""
     n = len(predicted)
-    if n < 3:
-        return (math.nan,) * 5
+    if n < _FEWEST:
+        return math.nan, math.nan, math.nan, math.nan, math.nan
     correlation = float(_pearson(predicted, measured))
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     at = torch.randint(n, (_DRAWS, n), generator=generator)
     drawn = _pearson(predicted[at], measured[at])
     ends = torch.tensor([0.025, 0.975], dtype=torch.float64)

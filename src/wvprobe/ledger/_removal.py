@@ -10,8 +10,10 @@ from wvprobe import adapters
 from wvprobe.activations import read_sites
 from wvprobe.adapters import Architecture, Raw
 from wvprobe.components import Component
+from wvprobe.errors import MemoryLimitError
+from wvprobe.words import encode
 
-_ROWS = 24  # copies of the text that run side by side
+_TOKENS, _ROWS = 1_536, 64  # at most, of copies of the text that run side by side
 
 
 class Removal(NamedTuple):
@@ -54,8 +56,9 @@ def scores_without(
         [set], float64.
     """
     found = []
-    for start in range(0, len(removals), _ROWS):
-        rows = removals[start : start + _ROWS]
+    size = max(1, min(_ROWS, _TOKENS // len(encode(model, text).ids)))
+    for start in range(0, len(removals), size):
+        rows = removals[start : start + size]
         with adapters.changing(model, arch, _changes(model, arch, rows)):
             seen = read_sites(
                 model,
@@ -69,7 +72,7 @@ def scores_without(
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
 
-_Edit = Callable[[Tensor], None]  # changes one row's site, [pos, ...], in place
+_Edit = Callable[[Tensor], Tensor]  # changes one row's site, [pos, ...], in place
 
 
 def _changes(
@@ -83,6 +86,12 @@ def _changes(
 
     def change(of: list[tuple[int, _Edit]]) -> Callable[[Tensor], Tensor]:
         def changed(value: Tensor) -> Tensor:
+            if len(value) != len(rows):
+                # A batch that was halved for want of memory has other texts in its rows.
+                raise MemoryLimitError(
+                    f"{len(rows)} copies of the text do not fit into memory. Shorten it, or check "
+                    "fewer terms at a time."
+                )
             value = value.clone()
             for row, edit in of:
                 edit(value[row])

@@ -67,7 +67,7 @@ class LedgerResult(Result):
         sink: [query_part, key_part], the same term at the sinks that the query sees, the mean
             over them: what the sink gets. NaN where there is none.
         is_gauge: [query_part, key_part], True where the term varies by at most 1e-6 of `scale`
-            over all keys that the query sees: softmax ignores it.
+            over all keys that the query sees, and this key: softmax ignores it.
         query_parts: names of the first axis.
         key_parts: names of the second axis.
         masked: whether the mask keeps the query from the key. The score exists all the same.
@@ -208,7 +208,7 @@ def score_ledger(
     window = adapters.sliding_window(model, layer)
     sees = visible(len(encoding.ids), causal=arch.causal, window=window)[i]
     sinks = sees & sink_keys(model, seen, 0)[0]
-    terms, found = row.terms(j), row.over(sees, sinks)
+    terms, found = row.terms(j), row.over(sees, sinks, j)
     total, own = float(terms.sum()), float(seen["scores"][0, 0, head, i, j])
     scale, cap = row.scale(j), adapters.soft_cap(model, layer)
     settings: dict[str, Any] = {"query": i, "key": j, "layer": layer, "head": head, "group": group}
@@ -334,14 +334,14 @@ class _Row:
         """Return c ‖q‖ ‖k‖."""
         return self.coefficient * float(self.lengths["Q"][self.query] * self.lengths["K"][key])
 
-    def over(self, sees: Tensor, sinks: Tensor) -> _Over:
-        """Return means and spread over the keys that the query sees."""
-        low = high = self.terms(int(sees.nonzero()[0]))
+    def over(self, sees: Tensor, sinks: Tensor, key: int) -> _Over:
+        """Return means over the keys that the query sees, and the spread over these and `key`."""
+        low = high = self.terms(key)
         sums = {sink: torch.zeros_like(low) for sink in (True, False)}
-        for key in sees.nonzero()[:, 0].tolist():
-            terms = self.terms(key)
+        for seen in sees.nonzero()[:, 0].tolist():
+            terms = self.terms(seen)
             low, high = torch.minimum(low, terms), torch.maximum(high, terms)
-            sums[bool(sinks[key])] += terms
+            sums[bool(sinks[seen])] += terms
         # 0 / 0 where there are none of the kind: NaN, and no number.
         counts = {True: sinks.sum().double(), False: (sees & ~sinks).sum().double()}
         return _Over(sums[False] / counts[False], sums[True] / counts[True], high - low)

@@ -7,31 +7,52 @@ import plotly.graph_objects as go
 
 from wvprobe._types import Result
 from wvprobe.activations import Activations
+from wvprobe.attention_clock import AttentionTimes
 from wvprobe.auditing import AuditResult
-from wvprobe.budget import KnownArchitectures
+from wvprobe.behaviour import AgreementResult, BehaviourResult, DependencyResult
+from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
 from wvprobe.compose import CompositionResult
 from wvprobe.context_shares import ContextResult
-from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
+from wvprobe.contextual_drift import (
+    DriftBaseline,
+    DriftResult,
+    GrowthResult,
+    HeldOutSenses,
+    LayerSimilarity,
+    PairContributions,
+    PairDriftResult,
+    ScoreDrift,
+)
 from wvprobe.copying import CopyingResult
+from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
+from wvprobe.exchanges import ExchangeResult
+from wvprobe.flow import FlowResult
 from wvprobe.influence import InfluenceResult
 from wvprobe.inputs import InputResult
 from wvprobe.ledger import CausalCheckResult, LedgerResult
 from wvprobe.offsets import OffsetResult
+from wvprobe.pair_variance import VarianceResult
 from wvprobe.plotting import (
+    _behaviour,
+    _budget,
     _composition,
     _contexts,
+    _drift,
+    _exchange,
+    _flow,
     _ledgers,
     _models,
     _payload,
     _probes,
     _spectra,
+    _variance,
     _vocabulary,
     _words,
 )
 from wvprobe.plotting._style import dressed
 from wvprobe.probes import ProbeResult
-from wvprobe.sense_maps import SenseMap
+from wvprobe.sense_maps import SenseLayers, SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
 from wvprobe.subspaces import OverlapResult
 from wvprobe.value_payload import EraseResult, LabourResult, PayloadMap, PayloadResult
@@ -40,30 +61,46 @@ from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
+    AgreementResult: _behaviour.agreement,
+    Alternatives: _budget.alternatives,
+    AttentionTimes: _budget.attention_times,
     AuditResult: _models.audit,
-    CopyingResult: _vocabulary.copying,
-    EraseResult: _payload.erasure,
-    LabourResult: _payload.labour,
-    PayloadMap: _payload.payload_map,
-    PayloadResult: _payload.payload,
-    DriftBaseline: _words.baseline,
+    BehaviourResult: _behaviour.behaviour,
     CausalCheckResult: _ledgers.causal_check,
-    ContextResult: _ledgers.context_shares,
-    LedgerResult: _ledgers.ledger,
-    InfluenceResult: _contexts.influence,
-    KnownArchitectures: _models.architectures,
-    PairContributions: _words.contributions,
     CompositionResult: _composition.composition,
+    ContextResult: _ledgers.context_shares,
+    CopyingResult: _vocabulary.copying,
+    DependencyResult: _behaviour.dependency,
+    DissociationResult: _exchange.dissociation,
+    DriftBaseline: _words.baseline,
+    DriftResult: _drift.drift,
+    EraseResult: _payload.erasure,
+    ExchangeResult: _exchange.exchange,
+    FlowResult: _flow.flow,
+    GrowthResult: _drift.growth,
+    HeadScaling: _budget.scaling,
+    HeldOutSenses: _drift.held_out,
+    InfluenceResult: _contexts.influence,
+    InputResult: _spectra.inputs,
+    KnownArchitectures: _budget.architectures,
+    LabourResult: _payload.labour,
+    LayerSimilarity: _drift.layers,
+    LedgerResult: _ledgers.ledger,
+    OffsetResult: _spectra.offsets,
     OverlapResult: _composition.overlap,
+    PairContributions: _words.contributions,
     PairDriftResult: _words.pair_drift,
     PairScores: _words.pair_scores,
-    SenseMap: _contexts.sense_map,
-    InputResult: _spectra.inputs,
-    OffsetResult: _spectra.offsets,
+    PayloadMap: _payload.payload_map,
+    PayloadResult: _payload.payload,
     ProbeResult: _probes.probes,
+    ScoreDrift: _drift.score_drift,
+    SenseLayers: _contexts.sense_layers,
+    SenseMap: _contexts.sense_map,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,
+    VarianceResult: _variance.score_variance,
 }
 
 

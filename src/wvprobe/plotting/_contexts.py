@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from wvprobe.influence import SIDES, InfluenceResult
 from wvprobe.plotting._style import ACCENT, MUTED, STREAM_AXIS, short
-from wvprobe.sense_maps import SenseMap
+from wvprobe.sense_maps import SenseLayers, SenseMap
 
 
 def sense_map(result: SenseMap) -> go.Figure:
@@ -33,6 +33,64 @@ def sense_map(result: SenseMap) -> go.Figure:
     drawn.update_yaxes(scaleanchor="x", scaleratio=1, title_text=f"component 2 ({second:.0%})")
     drawn.update_xaxes(title_text=f"component 1 ({first:.0%})")
     return drawn.update_layout(title_text=title, height=520)
+
+
+def sense_layers(result: SenseLayers) -> go.Figure:
+    """Occurrences on a plane, a colour a sense; a slider goes through the streams."""
+    senses = list(dict.fromkeys(result.senses))
+    frames = [
+        go.Frame(
+            name=str(layer),
+            data=[_cloud(result, layer, sense) for sense in senses],
+            layout={"title": {"text": _layer_title(result, layer)}},
+        )
+        for layer in range(len(result.points))
+    ]
+    start = len(frames) // 2
+    drawn = go.Figure(data=frames[start].data, frames=frames)
+    still = {"frame": {"duration": 0, "redraw": True}, "mode": "immediate"}
+    steps = [
+        {"args": [[frame.name], still], "label": frame.name, "method": "animate"}
+        for frame in frames
+    ]
+    reach = 1.05 * float(result.points.abs().max())
+    drawn.update_yaxes(range=[-reach, reach], scaleanchor="x", scaleratio=1)
+    drawn.update_xaxes(range=[-reach, reach])
+    return drawn.update_layout(
+        title_text=_layer_title(result, start),
+        height=620,
+        sliders=[
+            {
+                "active": start,
+                "steps": steps,
+                "currentvalue": {"prefix": "stream "},
+                "pad": {"t": 40},
+            }
+        ],
+    )
+
+
+def _cloud(result: SenseLayers, layer: int, sense: str) -> go.Scatter:
+    mine = [place for place, found in enumerate(result.senses) if found == sense]
+    first, second = result.points[layer, mine].T.tolist()
+    return go.Scatter(
+        x=first,
+        y=second,
+        mode="markers",
+        name=sense,
+        marker={"size": 10, "opacity": 0.8},
+        text=[result.sentences[place] for place in mine],
+        hovertemplate="%{text}<extra>" + sense + "</extra>",
+    )
+
+
+def _layer_title(result: SenseLayers, layer: int) -> str:
+    return (
+        f"“{result.word}” at stream {layer}: nearest centroid tells "
+        f"{float(result.accuracy[layer]):.0%} of senses<br>senses shuffled, 95th percentile: "
+        f"{float(result.control[layer]):.0%}; the plane shows {float(result.explained[layer]):.0%} "
+        "of the variance"
+    )
 
 
 def influence(result: InfluenceResult) -> go.Figure:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wvprobe.context_shares import ContextResult
 from wvprobe.ledger import CausalCheckResult, LedgerResult, Part
-from wvprobe.plotting._style import ACCENT, BAD, MUTED, TOP_WITH_PANELS, short
+from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, TOP_WITH_PANELS, short
 
 _SHOWN = 12  # terms of a waterfall that have a bar of their own
 _PART_NAMES = ("query content", "key content", "offset")
@@ -25,11 +25,12 @@ def ledger(result: LedgerResult) -> go.Figure:
     drawn.update_annotations(font_size=13)
     first = result.top(1).iloc[0]
     masked = " (masked)" * result.masked
+    constant = float(result.terms[result.is_gauge].sum())
     title = (
         f"{result.query}→{result.key}{masked} at L{result.layer}H{result.head}: raw score "
         f"{result.total:.2f}, of which {first['query_component']} × {first['key_component']} "
-        f"{first['term']:+.2f}<br>in “{short(result.text)}”; "
-        f"{float(result.is_gauge.double().mean()):.0%} of the terms are constant over keys"
+        f"{first['term']:+.2f}<br>in “{short(result.text)}”; {constant:+.2f} of it is constant "
+        "over keys, which softmax ignores"
     )
     return drawn.update_layout(
         title_text=title, height=480, showlegend=False, margin_t=TOP_WITH_PANELS
@@ -121,7 +122,7 @@ def causal_check(result: CausalCheckResult) -> go.Figure:
 
 
 def context_shares(result: ContextResult) -> go.Figure:
-    """Mean size of each part's share over the heads of a layer, stacked; the difference's own."""
+    """Mean size of each part's share over a layer's heads, stacked, beside the change's own."""
     sizes = (result.shares.abs() / result.scale).mean(dim=-1)
     whole = ((result.scores[1] - result.scores[0]).abs() / result.scale).mean(dim=-1)
     layers, drawn = list(range(len(whole))), go.Figure()
@@ -132,21 +133,23 @@ def context_shares(result: ContextResult) -> go.Figure:
             x=layers,
             y=whole.tolist(),
             mode="lines+markers",
-            name="the difference itself",
-            line={"color": "#1f2933", "width": 1},
+            name="the change itself",
+            line={"color": INK, "width": 1},
         )
     )
     total = sizes.sum(dim=1)
     most = int(total.argmax())
-    parts = ", ".join(
-        f"{name} {float(size / total.sum()):.0%}"
-        for name, size in zip(_PART_NAMES, total, strict=True)
+    shares = [f"{float(size / total.sum()):.0%}" for size in total]
+    others = " and ".join(
+        f"{name} {share}"
+        for n, (name, share) in enumerate(zip(_PART_NAMES, shares, strict=True))
+        if n != most
     )
     content = float(sizes[:2, 0].max())
     first = "position alone" if content <= 1e-5 and float(sizes[2, 0]) > 1e-5 else "not it alone"
     title = (
-        f"{result.pair()}: {_PART_NAMES[most]} does most to make its scores differ ({parts} of all "
-        f"shares);<br>at layer 0 {first}. Shares of opposite sign cancel in the difference"
+        f"{result.pair()}: {_PART_NAMES[most]} makes up {shares[most]} of the shares in its "
+        f"scores' changes, {others};<br>at layer 0 {first}. Opposite shares cancel in a change"
     )
     drawn.update_yaxes(title_text="mean over heads of |share| / c‖q‖‖k‖")
     return drawn.update_layout(

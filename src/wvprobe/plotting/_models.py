@@ -5,9 +5,8 @@ import plotly.graph_objects as go
 from wvprobe.activations import Activations
 from wvprobe.adapters import PAIR_SITES
 from wvprobe.auditing import AuditResult
-from wvprobe.budget import KnownArchitectures
 from wvprobe.errors import InputError
-from wvprobe.plotting._style import ACCENT, BAD, MUTED
+from wvprobe.plotting._style import ACCENT, BAD
 
 _STATUS = {"ok": ACCENT, "failed": BAD}
 
@@ -63,37 +62,4 @@ def activations(result: Activations) -> go.Figure:
         xaxis_title="layer",
         yaxis={"title": "‖x‖, heads together", "type": "log"},
         height=430,
-    )
-
-
-def architectures(result: KnownArchitectures) -> go.Figure:
-    """Width of all heads together on d_model; on the line the heads split d_model evenly."""
-    frame, drawn = result.to_frame(), go.Figure()
-    sizes = [float(frame["d_model"].min()), float(frame["d_model"].max())]
-    line = {"color": MUTED, "dash": "dot"}
-    drawn.add_scatter(x=sizes, y=sizes, mode="lines", line=line, name="n_heads · d_head = d_model")
-    frame["width"] = frame["n_heads"] * frame["d_head"]
-    for fills, models in frame.groupby("fills_d_model"):
-        # Models of one size share a point, and its label.
-        joined = {column: ("; ".join) for column in ("name", "source")}
-        rows = models.groupby(["d_model", "width", "n_heads", "d_head"], as_index=False).agg(joined)
-        drawn.add_scatter(
-            x=rows["d_model"].tolist(),
-            y=rows["width"].tolist(),
-            mode="markers+text",
-            text=rows["name"].tolist(),
-            textposition="bottom right" if fills else "top center",
-            textfont={"size": 11},
-            marker={"size": 9, "color": ACCENT if fills else BAD},
-            name="splits d_model evenly" if fills else "does not",
-            customdata=rows[["n_heads", "d_head", "source"]].values.tolist(),
-            hovertemplate="%{text}: %{customdata[0]} heads of %{customdata[1]}"
-            "<br>%{customdata[2]}<extra></extra>",
-        )
-    apart = int((~frame["fills_d_model"]).sum())
-    drawn.update_xaxes(type="log", title_text="d_model")
-    drawn.update_yaxes(type="log", title_text="n_heads · d_head")
-    return drawn.update_layout(
-        title_text=f"{apart} of {len(frame)} published models do not split d_model evenly",
-        height=480,
     )

@@ -1,5 +1,6 @@
 """Figures of probes: scores by site, and what they add to a reference."""
 
+from itertools import product
 from typing import Any
 
 import plotly.graph_objects as go
@@ -49,13 +50,14 @@ def _points(result: ProbeResult, reference: str) -> go.Figure:
     """One axis of sites: score beside the reference's, and the excess."""
     word = _WORDS[result.score]
     drawn = make_subplots(1, 2, subplot_titles=[word, f"excess over {reference}"])
-    sites = list(range(result.gradient.numel()))
+    sites = [str(label) for label in result.site_labels[0]]
     parts = (
         (result.scores[result.score], result.low[result.score], result.high[result.score]),
         (result.excess[reference], result.excess_low[reference], result.excess_high[reference]),
     )
     for column, part in enumerate(parts, start=1):
-        trace = _with_intervals(sites, *(values.tolist() for values in part), ACCENT)
+        value, low, high = (values.tolist() for values in part)
+        trace = _with_intervals(sites, value, low, high, ACCENT)
         drawn.add_trace(trace.update(name="sites"), row=1, col=column)
     held = go.Scatter(
         x=sites,
@@ -90,8 +92,13 @@ def _maps(result: ProbeResult, reference: str) -> go.Figure:
     bound = float(excess.abs().max())
     first, *rest = result.site_axes
     at = f"{first} %{{x}}, {' · '.join(rest)} %{{y}}"
+    labels, *others = result.site_labels
+    x = [str(label) for label in labels]
+    y = [" · ".join(map(str, row)) for row in product(*others)]
     drawn.add_trace(
         go.Heatmap(
+            x=x,
+            y=y,
             z=score.T.tolist(),
             colorscale="Blues" if result.score != "cross_entropy" else "Blues_r",
             colorbar={"x": 0.46, "thickness": 10},
@@ -102,6 +109,8 @@ def _maps(result: ProbeResult, reference: str) -> go.Figure:
     )
     drawn.add_trace(
         go.Heatmap(
+            x=x,
+            y=y,
             z=excess.T.tolist(),
             customdata=p.T.tolist(),
             zmin=-bound,
@@ -114,8 +123,9 @@ def _maps(result: ProbeResult, reference: str) -> go.Figure:
         row=1,
         col=2,
     )
-    drawn.update_xaxes(title_text=first, dtick=max(1, len(score) // 10))
-    drawn.update_yaxes(dtick=max(1, score.shape[1] // 6))
+    # Categories, since labels need not follow one another.
+    drawn.update_xaxes(title_text=first, type="category", tickvals=x[:: max(1, len(x) // 10)])
+    drawn.update_yaxes(type="category", tickvals=y[:: max(1, len(y) // 6)])
     drawn.update_yaxes(title_text=" · ".join(rest), col=1)
     return drawn.update_layout(height=430, xaxis_domain=[0, 0.45], xaxis2_domain=[0.55, 0.99])
 
@@ -127,9 +137,9 @@ def _grid(values: Tensor) -> Tensor:
 def _title(result: ProbeResult, reference: str) -> str:
     excess = result.excess[reference].flatten()
     best = int(excess.nan_to_num(-torch.inf).argmax())
-    places = torch.unravel_index(torch.tensor(best), result.gradient.shape)
-    pairs = zip(result.site_axes, places, strict=True)
-    where = ", ".join(f"{axis.replace('_', ' ')} {int(at)}" for axis, at in pairs)
+    rows = list(product(*result.site_labels))
+    pairs = zip(result.site_axes, rows[best], strict=True)
+    where = ", ".join(f"{axis.replace('_', ' ')} {label}" for axis, label in pairs)
     parts = (result.excess_low[reference], result.excess_high[reference])
     low, high = (float(part.flatten()[best]) for part in parts)
     score = float(result.scores[result.score].flatten()[best])

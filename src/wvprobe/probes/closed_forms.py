@@ -45,30 +45,46 @@ def moments(
     onehot = torch.nn.functional.one_hot(y, n_classes).T.to(block.z.dtype)
     whole = block.features @ block.features.mT if second else None
     for job, chosen in enumerate(mask > 0):
-        n = chosen.sum()
-        mean, scale = frame.mean[:, job], frame.scale[:, job].double()
+        mean, scale = frame.mean[:, job], frame.scale[:, job]
         counts = (onehot * chosen).sum(dim=1).double()
         # Directly where that is less work, or the difference of two sums would have no digits.
-        direct = 2 * int(n) < len(chosen) or bool((mean.square() > 10 * scale.square()).any())
-        if direct:
-            centred = centred_on(block, mean, chosen)
-            sums = (onehot[:, chosen] @ centred.mT).double()
+        if 2 * int(chosen.sum()) < len(chosen) or bool((mean.square() > 10 * scale.square()).any()):
+            sums, around, size = _directly(block, chosen, mean, onehot, second)
         else:
-            sums = class_sums(block, mask[job, None], onehot)[:, 0, :, :-1].double()
-            sums = sums - counts[:, None] * mean.double()[:, None]
-        means = sums / counts.clamp(min=1.0)[:, None] / scale[:, None]
-        if whole is None:
+            sums, around, size = _by_difference(block, chosen, mean, onehot, whole)
+        wide = scale.double()
+        means = sums / counts.clamp(min=1.0)[:, None] / wide[:, None]
+        if around is None:
             yield Moments(means, None, counts)
             continue
-        if direct:
-            around = raw = (centred @ centred.mT).double()
-        else:
-            rest = block.features[..., ~chosen]
-            raw = whole.double() - (rest @ rest.mT).double()
-            around = raw - n.double() * mean.double()[:, :, None] * mean.double()[:, None]
-        rounding = (raw.diagonal(dim1=-2, dim2=-1) / scale.square()).sum(dim=-1)
-        rounding = rounding * 64 * torch.finfo(block.z.dtype).eps
-        yield Moments(means, around / (scale[:, :, None] * scale[:, None]), counts, rounding)
+        rounding = (size / wide.square()).sum(dim=-1) * 64 * torch.finfo(block.z.dtype).eps
+        yield Moments(means, around / (wide[:, :, None] * wide[:, None]), counts, rounding)
+
+
+_Sums = tuple[Tensor, Tensor | None, Tensor]
+
+
+def _directly(block: Block, chosen: Tensor, mean: Tensor, onehot: Tensor, second: bool) -> _Sums:
+    """Return class sums and second moments around the mean, and what was added up for these."""
+    centred = centred_on(block, mean, chosen)
+    sums = (onehot[:, chosen] @ centred.mT).double()
+    around = (centred @ centred.mT).double() if second else None
+    return sums, around, centred.double().square().sum(dim=-1)
+
+
+def _by_difference(
+    block: Block, chosen: Tensor, mean: Tensor, onehot: Tensor, whole: Tensor | None
+) -> _Sums:
+    """Return the same from the moments of all items and those of the items left out."""
+    wide, mask = mean.double(), chosen[None].to(block.z)
+    sums = class_sums(block, mask, onehot)[:, 0].double()
+    sums = sums[..., :-1] - sums[..., -1:] * wide[:, None]
+    if whole is None:
+        return sums, None, wide
+    rest = block.features[..., ~chosen]
+    raw = whole.double() - (rest @ rest.mT).double()
+    around = raw - chosen.sum().double() * wide[:, :, None] * wide[:, None]
+    return sums, around, raw.diagonal(dim1=-2, dim2=-1)
 
 
 def least_squares(found: Moments, penalty: Float[Tensor, " site"]) -> Tensor:

@@ -83,7 +83,7 @@ def block_of(x: Float[Tensor, "item site feature"], dtype: torch.dtype) -> Block
     inner -= shift
     mean = inner.mean(dim=-1, keepdim=True)
     inner -= mean
-    deviation = inner.square().mean(dim=-1, keepdim=True).sqrt()
+    deviation = torch.linalg.vector_norm(inner, dim=-1, keepdim=True) / n**0.5
     unit = torch.where(deviation > 0, deviation, 1.0)
     inner /= unit
     return Block(z, (shift + mean)[..., 0], unit[..., 0])

@@ -95,7 +95,7 @@ def out_of_fold(
         coefficients: whether to keep weights and intercepts.
     """
     chosen = tuple(range(plan.n_folds)) if folds is None else tuple(folds)
-    size = settings.block or _sites_at_once(x, n_classes, plan, len(chosen))
+    size = settings.block or _sites_at_once(x, n_classes, plan, len(chosen), settings)
     parts: list[Outcome] = []
     with progress(x.shape[1], "Fitting probes", settings.show) as advance:
         for sites, block in blocks_of(x, size, settings.dtype):
@@ -107,11 +107,13 @@ def out_of_fold(
     return Outcome(*joined)  # pyright: ignore[reportArgumentType]
 
 
-def _sites_at_once(x: Tensor, n_classes: int, plan: Plan, folds: int) -> int:
+def _sites_at_once(x: Tensor, n_classes: int, plan: Plan, folds: int, settings: Settings) -> int:
     n, _, width = x.shape
-    inner = int(plan.inner.max()) + 1 if plan.inner.numel() else 1
     rows = 1 if n_classes == 2 else n_classes
-    numbers = n * (3 * rows * folds * inner + 2 * (width + 1)) + 4 * width * width
+    outputs_at_once = rows * folds
+    if settings.method == "logistic" and len(settings.grid) > 1:
+        outputs_at_once *= int(plan.inner.max()) + 1
+    numbers = n * (3 * outputs_at_once + 2 * (width + 1)) + 8 * width * width
     return max(1, _NUMBERS // numbers)
 
 

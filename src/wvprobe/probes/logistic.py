@@ -23,7 +23,7 @@ from wvprobe.probes.features import Block, Frame, class_sums, outputs
 
 _MEMORY = 8
 _WINDOW = 4
-_RENEWED = (4, 10)  # iterations after which the initial Hessian is made anew
+_RENEWED = 6  # iterations after which the initial Hessian is made anew
 _HALVINGS = 12
 _SUFFICIENT = 1e-4
 # Beyond so many features the covariance's diagonal stands for it.
@@ -194,7 +194,8 @@ class _Curvature(NamedTuple):
     of_intercepts: Tensor
 
     def at(self, sites: Tensor) -> "_Curvature":
-        return _Curvature(*(None if part is None else part[sites] for part in self))
+        v = None if self.v is None else self.v[sites]
+        return _Curvature(self.q[sites], v, self.inverse[sites], self.of_intercepts[sites])
 
     def solve(self, gradient: Tensor) -> Tensor:
         """Return the inverse times a gradient."""
@@ -220,10 +221,10 @@ def _curvature(problem: Problem, theta: Tensor | None) -> _Curvature:
         undecided = features.new_ones(len(features), features.shape[-1])
     else:
         p = problem.probabilities(theta)
-        if problem.rows == 1:
-            a = (p * (1.0 - p) * share).sum(dim=-1, keepdim=True)
-        else:
-            a = torch.diag_embed((p * share).sum(dim=-1)) - (p * share) @ p.mT
+        shared = p * share
+        outer = shared @ p.mT
+        along = shared.sum(dim=-1)
+        a = along[..., None] - outer if problem.rows == 1 else torch.diag_embed(along) - outer
         p = p.mean(dim=1)
         undecided = (p * (1.0 - p)).sum(dim=1) + torch.finfo(p.dtype).eps
     undecided = undecided / undecided.sum(dim=-1, keepdim=True)
@@ -267,7 +268,11 @@ class _State:
 
     def at(self, sites: Tensor) -> "_State":
         return _State(
-            *(getattr(self, f.name)[sites] for f in fields(self)[:5]),
+            self.theta[sites],
+            self.value[sites],
+            self.gradient[sites],
+            self.stalled[sites],
+            self.gamma[sites],
             self.curvature.at(sites),
             tuple(_Pair(*(part[sites] for part in pair)) for pair in self.pairs),
             tuple(value[sites] for value in self.values),
@@ -299,7 +304,7 @@ def _minimise(problem: Problem, start: Tensor, tolerance: float, most_iterations
                 return found
             keep = at_work.nonzero()[:, 0]
             problem, state, sites, done = problem.at(keep), state.at(keep), sites[keep], done[keep]
-        if iteration in _RENEWED:
+        if iteration == _RENEWED:
             state = replace(state, curvature=_curvature(problem, state.theta))
         state = _iterate(problem, state, done)
     found.theta[sites] = state.theta
@@ -318,14 +323,18 @@ def _iterate(problem: Problem, state: _State, done: Tensor) -> _State:
     highest = torch.stack(state.values[-_WINDOW:]).amax(dim=0)
     slack = 4 * torch.finfo(state.theta.dtype).eps * (1.0 + state.value.abs())
     length = torch.where(done, 0.0, 1.0).to(state.theta)
+    theta = state.theta - length[..., None, None] * direction
+    value, gradient = problem.value(theta)
+    short = ~(value <= highest - _SUFFICIENT * length * slope + slack)
     for _ in range(_HALVINGS):
-        theta = state.theta - length[..., None, None] * direction
-        value, gradient = problem.value(theta)
-        short = ~(value <= highest - _SUFFICIENT * length * slope + slack)
         if not bool(short.any()):
             break
         length = torch.where(short, length / 2, length)
-    else:
+        theta = state.theta - length[..., None, None] * direction
+        value, gradient = problem.value(theta)
+        short = ~(value <= highest - _SUFFICIENT * length * slope + slack)
+    if bool(short.any()):
+        # No shorter step leads down: rounding is all that is left.
         theta = torch.where(short[..., None, None], state.theta, theta)
         value = torch.where(short, state.value, value)
         gradient = torch.where(short[..., None, None], state.gradient, gradient)

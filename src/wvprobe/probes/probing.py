@@ -13,15 +13,21 @@ from torch import Tensor
 from wvprobe._statistics import benjamini_hochberg
 from wvprobe._types import Provenance
 from wvprobe._validate import length, message, one_of
-from wvprobe.errors import InputError, ShapeError
+from wvprobe.errors import InputError
 from wvprobe.probes import fitting, online, permutation, scores
-from wvprobe.probes.fitting import GRIDS, METHODS, PROBABILISTIC, Outcome, Settings
+from wvprobe.probes.arguments import (
+    at_least_two,
+    check_finite,
+    checked_axes,
+    checked_grid,
+    dtype_for,
+    share,
+)
+from wvprobe.probes.fitting import METHODS, PROBABILISTIC, Outcome, Settings
 from wvprobe.probes.folds import Labels, Plan, labels_of, numbers_of, plan_folds
-from wvprobe.probes.reference_scores import Held, hold_against, majority
+from wvprobe.probes.reference_scores import Against, Held, check_reference, hold_against, majority
 from wvprobe.probes.results import ProbeResult
 
-# Below this a gradient cannot be resolved in float32.
-_FLOAT32_TOLERANCE = 1e-6
 _MAJORITY = "majority"
 
 
@@ -46,7 +52,7 @@ def fit_probes(
     most_iterations: int = 1000,
     coefficients: bool = False,
     predictions: bool = False,
-    site_axes: Sequence[str] | None = None,
+    site_axes: Sequence[str] | Mapping[str, Sequence[int | str]] | None = None,
     block: int | None = None,
     seed: int = 0,
     progress: bool = False,
@@ -94,7 +100,9 @@ def fit_probes(
         most_iterations: of the logistic solver; sites that need more are reported unconverged.
         coefficients: whether to keep each fold's coefficients and intercepts, for raw features.
         predictions: whether to keep what was predicted for each item.
-        site_axes: names of X's site axes; None for ``site``, or ``site_0``, ``site_1``, ….
+        site_axes: names of X's site axes, or names with the label of each place, such as
+            ``{"layer": [3, 8, 14], "kv_head": [0, 1, 2]}``, where places are not counted from 0;
+            None for ``site``, or ``site_0``, ``site_1``, ….
         block: sites in memory at a time; None for as many as fit 64 MB or so.
         seed: of folds, resamples, permutations and the order of the online code.
         progress: whether to draw a bar.
@@ -106,54 +114,48 @@ def fit_probes(
         ShapeError: X, y, groups or a reference differ in length or axes.
 
     Returns:
-        Scores with 95 % intervals: bootstrap over groups, 2,000 draws, the probes not fitted anew.
+        Scores with 95 % intervals: bootstrap over groups, 1,000 draws, the probes not fitted anew.
     """
-    axes = _checked_axes(X, site_axes)
+    axes, places = checked_axes(X, site_axes)
     method = one_of("method", method, METHODS)
     one_of("score", score, scores.SCORES)
     if score == "cross_entropy" and method not in PROBABILISTIC:
         raise InputError(message("score", "one that needs no probabilities", score))
-    grid = _checked_grid(method, penalty, penalties)
-    _check_finite(X, axes)
+    grid = checked_grid(method, penalty, penalties)
+    check_finite(X, axes, places)
     x = X.detach().flatten(1, -2) if X.dim() > 2 else X.detach()[:, None]
     labels = labels_of("y", y, len(x))
     inner = length("inner_folds", inner_folds) if len(grid) > 1 else 0
-    _at_least_two(folds=folds, inner_folds=inner_folds)
+    at_least_two(folds=folds, inner_folds=inner_folds)
     plan = plan_folds(labels, numbers_of("groups", groups, len(x)), folds, inner, seed).on(x.device)
     labels = Labels(labels.classes, labels.y.to(x.device))
     settings = Settings(
         method,
         grid,
         standardise,
-        _positive("tolerance", tolerance),
+        share("tolerance", tolerance),
         length("most_iterations", most_iterations),
-        _dtype(x, tolerance),
+        dtype_for(x, tolerance),
         None if block is None else length("block", block),
         progress,
     )
+    others = dict(references or {})
+    if _MAJORITY in others:
+        raise InputError(message("references", f"without the name {_MAJORITY!r}", _MAJORITY))
+    shape, n_classes = tuple(X.shape[1:-1]), len(labels.classes)
+    for name, reference in others.items():
+        check_reference(name, reference, len(x), shape)
+    tests = _permutations(x, labels, plan, settings, n_permutations, permute, strata, seed)
     bootstrap = scores.Bootstrap(plan.groups, plan.n_groups, seed)
-    outcome = fitting.out_of_fold(
-        x, labels.y, len(labels.classes), plan, settings, coefficients=coefficients
-    )
-    found = {
-        name: scores.scored(name, outcome, labels.y, len(labels.classes), bootstrap)
-        for name in scores.SCORES
-    }
+    outcome = fitting.out_of_fold(x, labels.y, n_classes, plan, settings, coefficients=coefficients)
+    _warn_unconverged(outcome, settings)
+    found = scores.scored(scores.SCORES, outcome, labels.y, n_classes, bootstrap)
     if description_length and method in PROBABILISTIC:
         found |= _online(x, labels, plan, settings, bootstrap, seed)
-    shape = tuple(X.shape[1:-1])
-    given = dict(references or {})
-    if _MAJORITY in given:
-        raise InputError(message("references", f"without the name {_MAJORITY!r}", _MAJORITY))
     against = Held(x, shape, labels, plan, settings, bootstrap, score, found[score], seed)
-    held = {name: hold_against(name, ref, against) for name, ref in given.items()}
+    held = {name: hold_against(name, reference, against) for name, reference in others.items()}
     held[_MAJORITY] = majority(against)
-    tests = _permutations(x, labels, plan, settings, n_permutations, permute, strata, seed)
-    _warn_unconverged(outcome, settings)
-    intervals = {name: one.interval() for name, one in found.items()}
-    excesses = {name: one.excess.interval() for name, one in held.items()}
-    kept = outcome.predicted.T.reshape(len(x), *shape) if predictions else None
-    worst = outcome.gradient.amax(dim=1)
+    confused = scores.confusion(outcome.predicted, labels.y, n_classes)
     return ProbeResult(
         provenance=Provenance.of(
             "tensors",
@@ -175,38 +177,56 @@ def fit_probes(
             bootstrap_draws=scores.DRAWS,
             scikit_learn=metadata.version("scikit-learn"),
         ),
-        scores={name: one.value.reshape(shape) for name, one in found.items()},
-        low={name: low.reshape(shape) for name, (low, _) in intervals.items()},
-        high={name: high.reshape(shape) for name, (_, high) in intervals.items()},
+        **_of_scores(found, shape),
         score=score,
-        reference_scores={name: one.score.reshape(shape) for name, one in held.items()},
-        excess={name: one.excess.value.reshape(shape) for name, one in held.items()},
-        excess_low={name: low.reshape(shape) for name, (low, _) in excesses.items()},
-        excess_high={name: high.reshape(shape) for name, (_, high) in excesses.items()},
-        excess_p={
-            name: scores.family_wise(one.excess).reshape(shape) for name, one in held.items()
-        },
-        beaten={name: one.beaten.reshape(shape) for name, one in held.items()},
+        **_of_references(held, shape),
         trace=_shaped(tests.trace, shape),
         p=_shaped(tests.p, shape),
         q=None if tests.p is None else benjamini_hochberg(tests.p).reshape(shape),
         p_family=_shaped(tests.p_family, shape),
-        gradient=worst.reshape(shape),
-        converged=(worst <= settings.tolerance).reshape(shape),
+        gradient=outcome.gradient.amax(dim=1).reshape(shape),
+        converged=(outcome.gradient.amax(dim=1) <= settings.tolerance).reshape(shape),
         penalties=outcome.penalty.reshape(*shape, folds),
-        confusion=scores.confusion(outcome.predicted, labels.y, len(labels.classes)).reshape(
-            *shape, len(labels.classes), len(labels.classes)
-        ),
+        confusion=confused.reshape(*shape, n_classes, n_classes),
         classes=labels.classes,
         class_counts=tuple(torch.bincount(labels.y).tolist()),
         fold=plan.fold,
         n_groups=plan.n_groups,
         site_axes=axes,
+        site_labels=places,
         method=method,
-        predictions=kept,
+        predictions=outcome.predicted.T.reshape(len(x), *shape) if predictions else None,
         coefficients=_shaped(outcome.weights, shape, keep=3),
         intercepts=_shaped(outcome.intercepts, shape, keep=2),
     )
+
+
+def _of_scores(
+    found: Mapping[str, scores.Sampled], shape: tuple[int, ...]
+) -> dict[str, dict[str, Tensor]]:
+    """Return a result's fields of scores."""
+    ends = {name: one.interval() for name, one in found.items()}
+    return {
+        "scores": {name: one.value.reshape(shape) for name, one in found.items()},
+        "low": {name: low.reshape(shape) for name, (low, _) in ends.items()},
+        "high": {name: high.reshape(shape) for name, (_, high) in ends.items()},
+    }
+
+
+def _of_references(
+    held: Mapping[str, Against], shape: tuple[int, ...]
+) -> dict[str, dict[str, Tensor]]:
+    """Return a result's fields of references."""
+    ends = {name: one.excess.interval() for name, one in held.items()}
+    p = {name: scores.family_wise(one.excess) for name, one in held.items()}
+    return {
+        "reference_scores": {name: one.score.reshape(shape) for name, one in held.items()},
+        "excess": {name: one.excess.value.reshape(shape) for name, one in held.items()},
+        "excess_low": {name: low.reshape(shape) for name, (low, _) in ends.items()},
+        "excess_high": {name: high.reshape(shape) for name, (_, high) in ends.items()},
+        "excess_p": {name: value.reshape(shape) for name, value in p.items()},
+        "beaten": {name: one.beaten.reshape(shape) for name, one in held.items()},
+    }
 
 
 class _Tests(NamedTuple):
@@ -270,79 +290,6 @@ def _shaped(values: Tensor | None, shape: tuple[int, ...], *, keep: int = 0) -> 
     if values is None:
         return None
     return values.reshape((*shape, *values.shape[values.dim() - keep :]))
-
-
-def _checked_axes(X: Tensor, names: Sequence[str] | None) -> tuple[str, ...]:
-    if not X.is_floating_point() or X.dim() < 2 or 0 in X.shape:
-        got = f"shape {list(X.shape)} of {X.dtype}"
-        raise ShapeError(message("X", "[item, site…, feature] of floating numbers", got))
-    count = X.dim() - 2
-    if names is None:
-        return ("site",) if count == 1 else tuple(f"site_{axis}" for axis in range(count))
-    if isinstance(names, str) or len(names) != count or len(set(names)) != count:
-        raise ShapeError(message("site_axes", f"{count} different names", names))
-    return tuple(names)
-
-
-def _check_finite(X: Tensor, axes: tuple[str, ...]) -> None:
-    finite = X.isfinite()
-    if bool(finite.all()):
-        return
-    item, *site, feature = (~finite).nonzero()[0].tolist()
-    named = ", ".join(f"{name} {at}" for name, at in zip(axes, site, strict=True))
-    where = f"{named + ', ' if named else ''}item {item}, feature {feature}"
-    value = float(X[(item, *site, feature)])
-    raise InputError(message("X", "finite", f"shape of {value} at {where}"[9:]))
-
-
-def _checked_grid(
-    method: str, penalty: str | float | int, penalties: Sequence[float | int] | None
-) -> tuple[float, ...]:
-    """Return the penalties to choose from, weakest C or ridge or shrinkage first."""
-    bounds = {"logistic": (0.0, math.inf), "least_squares": (0.0, math.inf), "lda": (0.0, 1.0)}
-    if isinstance(penalty, str):
-        one_of("penalty", penalty, ("cv",))
-        chosen = GRIDS[method] if penalties is None else tuple(sorted(map(float, penalties)))
-    else:
-        if penalties is not None:
-            hint = "`penalties` are what 'cv' chooses from."
-            raise InputError(message("penalty", "'cv' where `penalties` are given", penalty, hint))
-        chosen = (float(penalty),)
-    if method == "mean_difference":
-        if not isinstance(penalty, str) or penalties is not None:
-            raise InputError(message("penalty", "left out for mean_difference", penalty))
-        return chosen
-    low, high = bounds[method]
-    if not chosen or len(set(chosen)) != len(chosen):
-        raise InputError(message("penalties", "different numbers", list(chosen)))
-    for value in chosen:
-        above = value > low if method == "logistic" else value >= low
-        if isinstance(penalty, bool) or not (above and value <= high and math.isfinite(value)):
-            name = "penalty" if penalties is None else "penalties"
-            expected = {
-                "logistic": "above 0 (C)",
-                "least_squares": "of at least 0 (ridge)",
-                "lda": "from 0 to 1 (shrinkage)",
-            }[method]
-            raise InputError(message(name, expected, value))
-    return chosen
-
-
-def _at_least_two(**counts: Any) -> None:
-    for name, value in counts.items():
-        if length(name, value) < 2:
-            raise InputError(message(name, "at least 2", value))
-
-
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not 0 < value < 1:
-        raise InputError(message(name, "above 0 and below 1", value))
-    return float(value)
-
-
-def _dtype(x: Tensor, tolerance: float) -> torch.dtype:
-    precise = x.dtype == torch.float64 or tolerance < _FLOAT32_TOLERANCE
-    return torch.float64 if precise else torch.float32
 
 
 def _warn_unconverged(outcome: Outcome, settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """Scores of references, and a site's excess over them: same folds, same items, same resamples."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -70,21 +71,38 @@ def hold_against(name: str, reference: Any, held: Held) -> Against:
         InputError: it is none of the kinds known, or holds NaN, or is wrong in a class's number.
         ShapeError: its axes do not go with those of X.
     """
-    draws = list(_draws(name, reference, held))
-    mean = Sampled(
-        torch.stack([one.value for one in draws]).mean(dim=0),
-        sum((one.draws for one in draws[1:]), draws[0].draws) / len(draws),
-    )
-    above = [held.own.above(one, held.score).value > 0 for one in draws]
-    beaten = torch.stack(above).double().mean(dim=0)
+    values, beaten = [], []
+    total = torch.zeros_like(held.own.draws)
+    for one in _draws(name, reference, held):
+        values.append(one.value)
+        beaten.append(held.own.above(one, held.score).value > 0)
+        total += one.draws
+    by_draw = torch.stack(values)
+    mean = Sampled(by_draw.mean(dim=0), total / len(values))
     excess = held.own.above(mean, held.score)
-    if len(draws) > 1:
+    if len(values) > 1:
         # Draws under the same folds differ by what folds share as well: it is not added twice.
-        scores = torch.stack([one.value for one in draws])
-        excess = against_a_draw(excess, scores, held.seed)
+        excess = against_a_draw(excess, by_draw, held.seed)
     else:
         excess = against_overlap(excess, held.plan.n_folds)
-    return Against(mean.value, excess, beaten)
+    return Against(mean.value, excess, torch.stack(beaten).double().mean(dim=0))
+
+
+def check_reference(name: str, reference: Any, n: int, shape: tuple[int, ...]) -> None:
+    """Refuse what is no reference, before anything is fitted.
+
+    Raises:
+        InputError: it is none of the kinds known.
+        ShapeError: features have other items or axes than X.
+    """
+    if isinstance(reference, Tensor):
+        _check_shape(name, reference, n, shape)
+    elif not isinstance(reference, (FoldFeatures, OtherLabels)):
+        if not callable(getattr(reference, "make", reference)) or not hasattr(reference, "draws"):
+            hint = "A plain callable needs an attribute `draws`; FeatureDraws gives it one."
+            expected = "features, FeatureDraws, FoldFeatures or OtherLabels"
+            got = type(reference).__name__
+            raise InputError(message(f"references[{name!r}]", expected, got, hint))
 
 
 def majority(held: Held) -> Against:
@@ -99,7 +117,7 @@ def majority(held: Held) -> Against:
         bits[here] = -torch.log2(shares)[y[here]]
     none = torch.zeros(1, plan.n_folds)
     outcome = Outcome(predicted[None], bits[None], none, none)
-    one = scored(held.score, outcome, y, n_classes, held.bootstrap)
+    one = _scored(outcome, held.labels, held)
     one = one.at(torch.zeros(len(held.own.value), dtype=torch.long, device=y.device))
     excess = against_overlap(held.own.above(one, held.score), plan.n_folds)
     return Against(one.value, excess, (excess.value > 0).double())
@@ -119,25 +137,15 @@ def _draws(name: str, reference: Any, held: Held) -> Iterator[Sampled]:
                 labels = Labels(labels.classes, labels.y.to(y.device))
                 check_training(f"references[{name!r}]", labels, held.plan)
                 outcome = _fitted(held.x, labels, held)
-                yield scored(held.score, outcome, labels.y, len(labels.classes), held.bootstrap)
+                yield _scored(outcome, labels, held)
                 advance(1)
-    elif callable(getattr(reference, "make", reference)) and hasattr(reference, "draws"):
+    else:
         make = reference.make if isinstance(reference, FeatureDraws) else reference
         count = length(f"references[{name!r}].draws", reference.draws)
         with progress(count, f"Reference {name}", held.settings.show) as advance:
             for draw in range(count):
                 yield _score(make(draw), name, held)
                 advance(1)
-    else:
-        hint = "A plain callable needs an attribute `draws`; FeatureDraws gives it one."
-        raise InputError(
-            message(
-                f"references[{name!r}]",
-                "features, FeatureDraws, FoldFeatures or OtherLabels",
-                type(reference).__name__,
-                hint,
-            )
-        )
 
 
 def _fitted(x: Tensor, labels: Labels, held: Held, *, folds: list[int] | None = None) -> Outcome:
@@ -145,11 +153,14 @@ def _fitted(x: Tensor, labels: Labels, held: Held, *, folds: list[int] | None = 
     return out_of_fold(x, labels.y, len(labels.classes), held.plan, quiet, folds=folds)
 
 
+def _scored(outcome: Outcome, labels: Labels, held: Held) -> Sampled:
+    names = (held.score,)
+    return scored(names, outcome, labels.y, len(labels.classes), held.bootstrap)[held.score]
+
+
 def _score(features: Tensor, name: str, held: Held) -> Sampled:
     x, sites = _flattened(features, name, held)
-    outcome = _fitted(x, held.labels, held)
-    y, n_classes = held.labels.y, len(held.labels.classes)
-    return scored(held.score, outcome, y, n_classes, held.bootstrap).at(sites)
+    return _scored(_fitted(x, held.labels, held), held.labels, held).at(sites)
 
 
 def _by_fold(reference: FoldFeatures, name: str, held: Held) -> Sampled:
@@ -171,24 +182,30 @@ def _by_fold(reference: FoldFeatures, name: str, held: Held) -> Sampled:
         )
     if merged is None:
         raise InputError(message("folds", "at least one", 0))
-    y, n_classes = held.labels.y, len(held.labels.classes)
-    return scored(held.score, merged, y, n_classes, held.bootstrap).at(sites)
+    return _scored(merged, held.labels, held).at(sites)
 
 
 def _flattened(features: Tensor, name: str, held: Held) -> tuple[Tensor, Tensor]:
     """Return [item, site, feature], and the place there of each of X's sites."""
-    key = f"references[{name!r}]"
+    _check_shape(name, features, len(held.x), held.shape)
+    if not features.is_floating_point() or not bool(features.isfinite().all()):
+        expected = "finite floating numbers"
+        raise InputError(message(f"references[{name!r}]", expected, str(features.dtype)))
+    sites = tuple(features.shape[1:-1]) or (1,) * len(held.shape)
+    count = math.prod(sites)
+    places = torch.arange(count, device=held.x.device).reshape(sites).expand(held.shape).flatten()
+    flat = features.detach().to(held.x.device).reshape(len(features), count, -1)
+    return flat, places
+
+
+def _check_shape(name: str, features: Tensor, n: int, shape: tuple[int, ...]) -> None:
     sites = tuple(features.shape[1:-1])
     fits = not sites or (
-        len(sites) == len(held.shape)
-        and all(one in (1, own) for one, own in zip(sites, held.shape, strict=True))
+        len(sites) == len(shape)
+        and all(one in (1, own) for one, own in zip(sites, shape, strict=True))
     )
-    if features.dim() < 2 or len(features) != len(held.x) or not fits:
-        expected = f"[{len(held.x)}, feature] or [{len(held.x)}, site…, feature], sites as X's or 1"
-        raise ShapeError(message(key, expected, f"shape {list(features.shape)}"))
-    if not features.is_floating_point() or not bool(features.isfinite().all()):
-        raise InputError(message(key, "finite floating numbers", str(features.dtype)))
-    count = features[0, ..., 0].numel()
-    places = torch.arange(count, device=held.x.device).reshape(sites or (1,) * len(held.shape))
-    places = places.expand(held.shape).flatten()
-    return features.detach().to(held.x).reshape(len(features), count, -1), places
+    if features.dim() < 2 or len(features) != n or not fits:
+        expected = f"[{n}, feature] or [{n}, site…, feature], sites as X's or of length 1"
+        raise ShapeError(
+            message(f"references[{name!r}]", expected, f"shape {list(features.shape)}")
+        )

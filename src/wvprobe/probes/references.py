@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._linalg import at_least_float32
 from wvprobe._validate import length, message
 from wvprobe.errors import InputError
 from wvprobe.probes.folds import values_of
@@ -126,7 +127,7 @@ def complement(
     if bool((s[..., -1] <= 1e-7 * s[..., 0]).any()):
         hint = "Give a basis of its column space instead."
         raise InputError(message("weight", "of full column rank", "dependent columns", hint))
-    return _project(x, u[..., weight.shape[-1] :].to(x))
+    return _project(x, u[..., weight.shape[-1] :].to(at_least_float32(x[:0])))
 
 
 def top_components(x: Float[Tensor, "item *site d_model"], width: int) -> FoldFeatures:
@@ -148,7 +149,7 @@ def top_components(x: Float[Tensor, "item *site d_model"], width: int) -> FoldFe
         flat = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
         found = []
         for site in range(flat.shape[1]):
-            part = flat[:, site]
+            part = at_least_float32(flat[:, site])
             part = part - part[train].mean(dim=0)
             chosen = part[train]
             _, vectors = torch.linalg.eigh(chosen.mT @ chosen)
@@ -236,12 +237,12 @@ def haar_frames(x: Tensor, width: int, seed: int, draw: int) -> Float[Tensor, "*
     gaussian = torch.randn(shape, generator=_generator(seed, draw), dtype=torch.float32)
     q, r = torch.linalg.qr(gaussian)
     signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    return (q * signs[..., None, :]).to(x)
+    return (q * signs[..., None, :]).to(at_least_float32(x[:0]))
 
 
 def _project(x: Tensor, frames: Tensor) -> Tensor:
     """Return [item, site…, d] times [site…, d, width]."""
-    return (x.movedim(0, -2) @ frames).movedim(-2, 0)
+    return (at_least_float32(x).movedim(0, -2) @ frames).movedim(-2, 0)
 
 
 def _generator(seed: int, draw: int) -> torch.Generator:

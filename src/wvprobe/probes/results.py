@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -43,6 +43,7 @@ class ProbeResult(Result):
         fold: [item] the fold that held the item out.
         n_groups: independent units that intervals rest on.
         site_axes: names of the site axes.
+        site_labels: for each axis the labels of its places, as frames show them.
         method: logistic, least_squares, lda or mean_difference.
         predictions: [item, site…] classes' places, where asked for.
         coefficients: [site…, fold, row, feature] in the features' own units, where asked for; two
@@ -74,6 +75,7 @@ class ProbeResult(Result):
     fold: Int[Tensor, " item"]
     n_groups: int
     site_axes: tuple[str, ...]
+    site_labels: tuple[tuple[Any, ...], ...]
     method: str
     predictions: Int[Tensor, " item *site"] | None = None
     coefficients: Float[Tensor, "*site fold row feature"] | None = None
@@ -156,13 +158,11 @@ class ProbeResult(Result):
 
     def confusion_frame(self) -> Any:
         """Return one row a site and pair of classes: site axes, true, predicted, items."""
+        rows = list(product(*self.site_labels, self.classes, self.classes))
         names = (*self.site_axes, "true", "predicted")
-        places = torch.cartesian_prod(*(torch.arange(size) for size in self.confusion.shape))
         columns: dict[str, Any] = {
-            name: places[:, axis].tolist() for axis, name in enumerate(names)
+            name: [row[axis] for row in rows] for axis, name in enumerate(names)
         }
-        for name in ("true", "predicted"):
-            columns[name] = [self.classes[k] for k in columns[name]]
         columns["items"] = _listed(self.confusion)
         return _frame(columns)
 
@@ -181,15 +181,9 @@ class ProbeResult(Result):
         return frame.sort_values("score", ascending=smallest, kind="stable").head(k)
 
     def _sites(self) -> dict[str, Any]:
-        shape = self.gradient.shape
-        places = (
-            torch.stack(
-                torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij"), dim=-1
-            ).reshape(-1, len(shape))
-            if shape
-            else torch.empty(1, 0)
-        )
-        return {name: places[:, axis].tolist() for axis, name in enumerate(self.site_axes)}
+        # itertools' order is that of a flattened tensor; one empty tuple where there is no axis.
+        rows = list(product(*self.site_labels))
+        return {name: [row[axis] for row in rows] for axis, name in enumerate(self.site_axes)}
 
 
 def _listed(values: Tensor) -> list[Any]:

@@ -1,5 +1,6 @@
 """Scores of predictions, and the same scores of resampled groups."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,10 @@ from wvprobe.probes.fitting import Outcome
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "cross_entropy")
 LOWER_IS_BETTER = ("cross_entropy", "description_length")
-DRAWS = 2000
-_ROWS = 250  # resamples in memory at a time
+DRAWS = 1000
+_ROWS = 250  # resamples in floating numbers at a time, where all of them would be too many
+_NUMBERS = 2**25
+_SITES = 512  # sites whose counts by class are held at a time
 
 
 class Sampled(NamedTuple):
@@ -58,8 +61,9 @@ class Bootstrap:
         """
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randint(n_groups, (DRAWS, n_groups), generator=generator)
-        counts = torch.zeros(DRAWS + 1, n_groups, dtype=torch.int16)
-        counts[1:].scatter_add_(1, chosen, torch.ones_like(chosen, dtype=torch.int16))
+        few = DRAWS * n_groups <= _NUMBERS
+        counts = torch.zeros(DRAWS + 1, n_groups, dtype=torch.float32 if few else torch.int16)
+        counts[1:].scatter_add_(1, chosen, torch.ones_like(chosen, dtype=counts.dtype))
         counts[0] = 1
         self._counts = counts.to(groups.device)
         self._groups = groups
@@ -68,15 +72,18 @@ class Bootstrap:
         """Return column sums of all items (first row), then of every resample; float64."""
         by_group = columns.new_zeros(self._counts.shape[1], columns.shape[1])
         by_group.index_add_(0, self._groups, columns)
-        by_group = by_group.double() if columns.dtype == torch.float64 else by_group.float()
         rows = (part.to(by_group) @ by_group for part in self._counts.split(_ROWS))
         return torch.cat(list(rows)).double()
 
 
 def scored(
-    name: str, outcome: Outcome, y: Int[Tensor, " item"], n_classes: int, bootstrap: Bootstrap
-) -> Sampled:
-    """Return a score of each site.
+    names: Sequence[str],
+    outcome: Outcome,
+    y: Int[Tensor, " item"],
+    n_classes: int,
+    bootstrap: Bootstrap,
+) -> dict[str, Sampled]:
+    """Return scores of each site, by name.
 
     * accuracy: share of items; balanced_accuracy: mean over classes of the same within a class.
     * macro_f1: mean over classes of 2 tp / (items + predictions), as in scikit-learn.
@@ -84,35 +91,44 @@ def scored(
 
     A resample that lacks a class takes the mean over those it has.
     """
-    ones = torch.ones(len(y), 1, device=y.device)
-    if name == "cross_entropy":
-        if outcome.bits is None:
-            both = torch.full((DRAWS + 1, len(outcome.predicted)), torch.nan, device=y.device)
-        else:
-            both = bootstrap.sums(outcome.bits.T) / bootstrap.sums(ones)
-    elif name == "accuracy":
-        both = bootstrap.sums((outcome.predicted == y).T.float()) / bootstrap.sums(ones)
-    else:
-        both = _over_classes(name, outcome.predicted, y, n_classes, bootstrap)
-    return Sampled(both[0], both[1:])
+    found = {}
+    n = bootstrap.sums(torch.ones(len(y), 1, device=y.device))
+    if "accuracy" in names:
+        found["accuracy"] = bootstrap.sums((outcome.predicted == y).T.float()) / n
+    if "cross_entropy" in names:
+        bits = torch.full_like(outcome.predicted, torch.nan, dtype=torch.float32)
+        bits = bits if outcome.bits is None else outcome.bits
+        found["cross_entropy"] = bootstrap.sums(bits.T) / n
+    by_class = [name for name in names if name in ("balanced_accuracy", "macro_f1")]
+    if by_class:
+        items = bootstrap.sums(torch.nn.functional.one_hot(y, n_classes).float())
+        parts = [
+            _by_class(by_class, predicted, y, items, bootstrap)
+            for predicted in outcome.predicted.split(_SITES)
+        ]
+        found |= {name: torch.cat([part[name] for part in parts], dim=1) for name in by_class}
+    return {name: Sampled(found[name][0], found[name][1:]) for name in names}
 
 
-def _over_classes(
-    name: str, predicted: Tensor, y: Tensor, n_classes: int, bootstrap: Bootstrap
-) -> Tensor:
-    total = torch.zeros(1, dtype=torch.float64, device=y.device)
-    present = torch.zeros(1, dtype=torch.float64, device=y.device)
-    for k in range(n_classes):
-        items = bootstrap.sums((y == k).float()[:, None])
-        hits = bootstrap.sums(((predicted == k) & (y == k)).T.float())
-        if name == "balanced_accuracy":
-            share, there = hits / items.clamp(min=1.0), items > 0
-        else:
-            either = items + bootstrap.sums((predicted == k).T.float())
-            share, there = 2.0 * hits / either.clamp(min=1.0), either > 0
-        total = total + torch.where(there, share, 0.0)
-        present = present + there
-    return total / present
+def _by_class(
+    names: Sequence[str], predicted: Tensor, y: Tensor, items: Tensor, bootstrap: Bootstrap
+) -> dict[str, Tensor]:
+    """Return means over classes, [draw and all, site] each; `items` are [draw and all, class]."""
+    totals = {name: torch.zeros(1, dtype=items.dtype, device=y.device) for name in names}
+    present = dict(totals)
+    for k in range(items.shape[1]):
+        own = items[:, k, None]
+        called = predicted == k
+        hits = bootstrap.sums((called & (y == k)).T.float())
+        for name in names:
+            if name == "balanced_accuracy":
+                share, there = hits / own.clamp(min=1.0), own > 0
+            else:
+                either = own + bootstrap.sums(called.T.float())
+                share, there = 2.0 * hits / either.clamp(min=1.0), either > 0
+            totals[name] = totals[name] + torch.where(there, share, 0.0)
+            present[name] = present[name] + there
+    return {name: totals[name] / present[name] for name in names}
 
 
 def confusion(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from wvprobe import adapters
 from wvprobe.auditing import AuditResult, audit
+from wvprobe.datasets import LabelledDataset
 from wvprobe.errors import DiskSpaceError
 from wvprobe.report.catalogue import QUESTIONS
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
@@ -23,13 +24,18 @@ class Written(NamedTuple):
 
 
 def write_report(
-    model: Any, out: str | Path, *, progress: Callable[[str], None] = lambda _step: None
+    model: Any,
+    out: str | Path,
+    *,
+    treebank: LabelledDataset | None = None,
+    progress: Callable[[str], None] = lambda _step: None,
 ) -> Written:
     """Measure `model` and write ``index.html`` and ``results.json`` into the folder `out`.
 
     Args:
         model: a TransformerBridge.
         out: the folder; made where it is missing, files of an earlier report replaced.
+        treebank: of ``load_conllu``; without it claims about dependencies are not testable.
         progress: called with the name of each step as it begins.
 
     Raises:
@@ -38,14 +44,20 @@ def write_report(
     folder = _folder(out)
     progress("audit: weights against the model")
     audited = audit(model)
-    measured, sections = Measured(model), []
+    measured, sections = Measured(model, treebank=treebank), []
     for question in QUESTIONS:
         progress(f"{question.number}. {question.title}")
         judged = [
             Judged(claim, claim.judge(measured), claim.shown(measured)) for claim in question.claims
         ]
         sections.append(Section(question, judged))
-    provenance = dataclasses.asdict(adapters.provenance(model, texts=[TEXT_A, TEXT_B]))
+    provenance = dataclasses.asdict(
+        adapters.provenance(
+            model,
+            texts=[TEXT_A, TEXT_B],
+            treebank=None if treebank is None else f"{treebank.name}, {len(treebank)} sentences",
+        )
+    )
     name = model.cfg.model_name
     document = {
         "claims": [

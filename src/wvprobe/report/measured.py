@@ -1,25 +1,91 @@
 """A model, and what several claims need of it, measured once."""
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from wvprobe.attention_clock import AttentionTimes, time_attention
+from wvprobe.behaviour import DependencyResult, dependency_heads
 from wvprobe.context_shares import ContextResult, context_dependence
-from wvprobe.contextual_drift import PairDriftResult, drift_pair
+from wvprobe.contextual_drift import (
+    GrowthResult,
+    PairDriftResult,
+    drift,
+    drift_pair,
+    growth_law,
+    score_drift,
+)
+from wvprobe.datasets import LabelledDataset, SenseDataset, labelled_senses, load_senses
+from wvprobe.dissociation import DissociationResult, double_dissociation
+from wvprobe.errors import UnsupportedError
+from wvprobe.heads import HeadWeights
 from wvprobe.influence import InfluenceResult, context_influence
+from wvprobe.ledger import LedgerResult, score_ledger
+from wvprobe.pair_variance import VarianceResult, score_variance
 from wvprobe.sense_maps import SenseMap, sense_map
+from wvprobe.subspaces import OverlapResult, subspace_overlap
+from wvprobe.value_payload import PayloadResult, payload
 from wvprobe.word_pairs import PairScores, pair_scores
 
 TEXT_A = "a power bank dropped into the river."
 TEXT_B = "The river bank is close to here."
 WORD, OTHER = "bank", "river"
+_DRAWS = 20  # random projections a layer
+_EXCHANGED = 43  # pairs of texts, one a bundled word
+_EVERY = 3  # of the bundled sentences every third, some seconds of them
+_SENTENCES = 1000  # of a treebank, which a report takes
 
 
 class Measured:
     """A model, and what several claims need of it. Each is measured when first asked for."""
 
-    def __init__(self, model: Any) -> None:
-        """Measure nothing yet."""
-        self.model = model
+    def __init__(self, model: Any, *, treebank: LabelledDataset | None = None) -> None:
+        """Measure nothing yet.
+
+        Args:
+            model: a TransformerBridge.
+            treebank: sentences with dependencies, for the claims that need some.
+        """
+        self.model, self.treebank = model, treebank
+
+    @cached_property
+    def payloads(self) -> dict[str, PayloadResult]:
+        """What values, queries and keys carry of senses and of parts of speech.
+
+        Parts of speech are the treebank's, or nouns against verbs of the bundled sentences.
+        """
+        sample = self._sample(2)
+        speech: tuple[Any, str | None] = (labelled_senses(sample), "pos")
+        if self.treebank is not None:
+            speech = (self.treebank, None)
+        words = {"sense": (sample, None), "pos": speech}
+        return {
+            name: payload(self.model, given, label=label, draws=_DRAWS)
+            for name, (given, label) in words.items()
+        }
+
+    @cached_property
+    def dissociation(self) -> DissociationResult:
+        """What exchanged values and exchanged patterns do to heads' output."""
+        return double_dissociation(self.model, n_pairs=_EXCHANGED)
+
+    @cached_property
+    def overlap(self) -> OverlapResult:
+        """Overlap of the spaces that layers' values are read from."""
+        return subspace_overlap(HeadWeights.from_model(self.model), "V")
+
+    @cached_property
+    def growth(self) -> GrowthResult:
+        """Which law the distance between a word's senses grows by, over the bundled words."""
+        sample = self._sample(4)
+        curves = drift(self.model, sample).curves()
+        curves = {"cosine": curves["cosine"], "score": score_drift(self.model, sample).difference}
+        return growth_law(curves, words=sample.words)
+
+    @staticmethod
+    def _sample(every: int) -> SenseDataset:
+        senses = load_senses()
+        return replace(senses, items=senses.items[::every])
 
     @cached_property
     def bank(self) -> PairDriftResult:
@@ -37,6 +103,34 @@ class Measured:
         return context_dependence(self.model, TEXT_A, TEXT_B, query=WORD, key=OTHER)
 
     @cached_property
+    def variance(self) -> VarianceResult:
+        """What explains scores: pairs, offsets, context; a third of the bundled sentences."""
+        texts = [item.sentence for item in load_senses()][::_EVERY]
+        return score_variance(self.model, texts)
+
+    @cached_property
+    def ledger(self) -> LedgerResult:
+        """The pair's score in the second text, at the head whose score differs most, by kind."""
+        found = self.shares
+        change = ((found.scores[1] - found.scores[0]) / found.scale).abs()
+        layer, head = divmod(int(change.argmax()), change.shape[1])
+        return score_ledger(self.model, TEXT_B, query=WORD, key=OTHER, layer=layer, head=head)
+
+    @cached_property
+    def dependencies(self) -> DependencyResult:
+        """Which heads find the words that others depend on, in the treebank.
+
+        Raises:
+            UnsupportedError: there is no treebank.
+        """
+        if self.treebank is None:
+            raise UnsupportedError(
+                "it needs sentences with dependency relations, which do not come with wvprobe: "
+                "wvprobe report --conllu FILE."
+            )
+        return dependency_heads(self.model, self.treebank, limit=_SENTENCES)
+
+    @cached_property
     def influence(self) -> InfluenceResult:
         """What the words before and after 'bank' do to its vector in the first text."""
         return context_influence(self.model, TEXT_A, word=WORD)
@@ -45,3 +139,8 @@ class Measured:
     def senses(self) -> SenseMap:
         """The bundled sentences with 'bank', at the middle stream."""
         return sense_map(self.model, WORD)
+
+    @cached_property
+    def clock(self) -> AttentionTimes:
+        """Attention timed over head widths on this machine."""
+        return time_attention(directions=("forward",), uneven=(), seconds=5)

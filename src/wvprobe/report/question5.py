@@ -5,17 +5,22 @@ from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe.activations import capture
-from wvprobe.budget import known_architectures
-from wvprobe.report.claims import Claim, Finding
+from wvprobe.budget import HeadBudget, alternatives, known_architectures
+from wvprobe.report.claims import Claim, Exhibit, Finding
 from wvprobe.report.measured import TEXT_A, Measured
 
 
-def judge_full_width(
-    layers: int, heads: int, d_model: int, claimed: float = 4.34e12, margin: float = 0.02
-) -> Finding:
-    """Judge the cost of full-width heads, W_Q, W_K and W_V of each, by arithmetic (claim 5.1)."""
-    a_layer = 3 * heads * d_model**2
-    total, with_output = layers * a_layer, layers * 4 * heads * d_model**2
+def judge_full_width(full: HeadBudget, claimed: float = 4.34e12, margin: float = 0.02) -> Finding:
+    """Judge the cost of full-width heads, W_Q, W_K and W_V of each, by arithmetic (claim 5.1).
+
+    Args:
+        full: heads that are as wide as the stream.
+        claimed: parameters that they are said to cost.
+        margin: how far off that may be, as a share.
+    """
+    weights = full.layer_parameters
+    a_layer = weights["W_Q"] + weights["W_K"] + weights["W_V"]
+    total, with_output = full.n_layers * a_layer, full.n_attention
     numbers = {
         "per_layer": float(a_layer),
         "total": float(total),
@@ -27,15 +32,27 @@ def judge_full_width(
     return Finding(
         "supported" if near else "refuted",
         numbers,
-        reason=f"3 · {heads} · {d_model}² is {a_layer / 1e9:.2f} B a layer, {total / 1e12:.2f} T "
-        f"in all ({with_output / 1e12:.2f} T with W_O), {total / claimed - 1:+.1%} from the claim.",
+        reason=f"3 · {full.n_heads} · {full.d_model}² is {a_layer / 1e9:.2f} B a layer, "
+        f"{total / 1e12:.2f} T in all ({with_output / 1e12:.2f} T with W_O), "
+        f"{total / claimed - 1:+.1%} from the claim.",
     )
 
 
 def full_width(_measured: Measured) -> Finding:
     """Reckon GPT-3's heads at full width."""
     gpt3 = known_architectures()["GPT-3"]
-    return judge_full_width(gpt3.n_layers, gpt3.n_heads, gpt3.d_model)
+    return judge_full_width(
+        HeadBudget(gpt3.d_model, gpt3.n_heads, gpt3.d_model, n_layers=gpt3.n_layers)
+    )
+
+
+def full_width_exhibits(_measured: Measured) -> list[Exhibit]:
+    """Show what else GPT-3's heads could be."""
+    text = (
+        "Attention of GPT-3 with other heads, relative to its own: parameters against the bytes "
+        "that a token leaves in the cache. Every even split costs the same; hover for what breaks."
+    )
+    return [Exhibit(alternatives(known_architectures()["GPT-3"]), text)]
 
 
 def judge_equal_cost(d_model: int, own: int, own_unshared: int) -> Finding:
@@ -68,17 +85,20 @@ def judge_equal_cost(d_model: int, own: int, own_unshared: int) -> Finding:
 
 def equal_cost(measured: Measured) -> Finding:
     """Count the loaded model's attention weights of one layer."""
-    arch = adapters.architecture(measured.model)
-    if arch.mla:
+    own = HeadBudget.from_model(measured.model)
+    if own.kind == "MLA":
         return Finding(
             "not testable here",
             reason="Latent attention stores maps down and up, not W_Q, W_K and W_V, which are "
             "their products: counting those would count weights that are not there.",
         )
-    shared = arch.d_model * (arch.d_head + arch.d_head_v)
-    queries = arch.n_heads * shared
-    own, unshared = queries + arch.n_kv_heads * shared, queries + arch.n_heads * shared
-    return judge_equal_cost(arch.d_model, own, unshared)
+    unshared = HeadBudget(own.d_model, own.n_heads, own.d_head, d_head_v=own.d_head_v)
+    return judge_equal_cost(own.d_model, _weights(own), _weights(unshared))
+
+
+def _weights(budget: HeadBudget) -> int:
+    """Count one layer's matrices, without biases and norms."""
+    return sum(rows * columns for rows, columns in budget.matrices.values())
 
 
 def judge_construction(even: float, uneven: float, widths: tuple[int, int]) -> Finding:
@@ -143,12 +163,19 @@ CLAIMS = (
         full_width,
         "A claim of 4.09 to 4.26 T, which is within 2 % of 4.17 T.",
         """\
-from wvprobe.budget import known_architectures
+from wvprobe.budget import HeadBudget, known_architectures
 
 gpt3 = known_architectures()["GPT-3"]
-per_layer = 3 * gpt3.n_heads * gpt3.d_model**2
-total = gpt3.n_layers * per_layer
-numbers = {"per_layer": per_layer, "total": total, "relative_difference": total / 4.34e12 - 1}""",
+full = HeadBudget(gpt3.d_model, gpt3.n_heads, d_head=gpt3.d_model, n_layers=gpt3.n_layers)
+per_layer = sum(full.layer_parameters[name] for name in ("W_Q", "W_K", "W_V"))
+total = full.n_layers * per_layer
+numbers = {
+    "per_layer": per_layer,
+    "total": total,
+    "total_with_W_O": full.n_attention,
+    "relative_difference": total / 4.34e12 - 1,
+}""",
+        full_width_exhibits,
     ),
     Claim("5.2", "An uneven split brings no gain", "gain < .01 nat"),
     Claim("5.3", "An even split makes GQA and MQA possible", "sharing fails for uneven heads"),
@@ -160,11 +187,10 @@ numbers = {"per_layer": per_layer, "total": total, "relative_difference": total 
         "A model with as many key-value heads as heads, and n_heads · d_head = d_model, supports "
         "it; one with n_heads · d_head ≠ d_model refutes it.",
         """\
-heads = wvprobe.HeadWeights.from_model(model)
-weights = (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)
+budget = wvprobe.HeadBudget.from_model(model)  # held against the model's own parameters
 numbers = {
-    "full_width_head": 4 * heads.d_model**2,
-    "model": sum(w[0].numel() for w in weights),
+    "full_width_head": 4 * budget.d_model**2,
+    "model": sum(rows * columns for rows, columns in budget.matrices.values()),
 }""",
     ),
     Claim(

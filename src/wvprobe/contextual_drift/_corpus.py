@@ -1,0 +1,267 @@
+"""Drift of many words: every measure, word by word, in one reading of the sentences."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wvprobe import adapters
+from wvprobe._progress import progress
+from wvprobe._validate import length, message, one_of
+from wvprobe.contextual_drift._baseline import RandomTokens, mean_cosine, random_tokens
+from wvprobe.contextual_drift._corrections import CORRECTIONS, Correction, fit_correction
+from wvprobe.contextual_drift._layers import layer_similarity
+from wvprobe.contextual_drift._measures import SHUFFLES, WordMeasures, measure_word
+from wvprobe.contextual_drift._result import CORRECTABLE, MEASURES, DriftResult
+from wvprobe.contextual_drift._vectors import ItemVectors, Reader, read_items
+from wvprobe.datasets import SenseDataset, SenseItem, load_senses
+from wvprobe.errors import InputError
+
+# Sentences that are read together: enough of like length to fill batches.
+_TOGETHER = 384
+# Vectors that are kept to compare streams.
+_SAMPLE, _SAMPLE_BYTES = 2000, 160 << 20
+
+
+def drift(
+    model: Any,
+    dataset: SenseDataset | None = None,
+    *,
+    position: str = "target",
+    pool: str | None = None,
+    correction: str | None = None,
+    prepend_bos: bool | None = None,
+    max_occurrences: int = 2000,
+    seed: int = 0,
+) -> DriftResult:
+    """Measure, by word and stream, how the vectors of a word's occurrences part ways.
+
+    Ethayarajh 2019, §3: self-similarity (mean cosine of pairs of occurrences), intra-sentence
+    similarity (mean cosine of a sentence's tokens with their mean), maximum explainable variance
+    (σ₁² / Σσ² of the occurrences; not centred as in the paper, and centred), each also minus what
+    random tokens have. Senses: mean cosine within and between senses, their gap, nearest centroid
+    (the mean of a sense's vectors as they are, by cosine) and nearest neighbour, leave one out.
+    BOS, CLS, SEP, padding and attention sinks take no part.
+
+    Memory: beside the model and a batch, at most 96 MB of streams at all positions (several times
+    in passing), 384 sentences' or one word's vectors, 1,000 random tokens and 2,000 sampled
+    occurrences (160 MB at most), each with all streams in single precision. It does not grow with
+    the number of sentences, but for 24 bytes a stream and occurrence.
+
+    Args:
+        model: a TransformerBridge.
+        dataset: marked words with their senses; None for the bundled set.
+        position: ``target`` the word's own vector; ``last_token`` that of the sentence's last own
+            token, which in a decoder alone has seen what follows the word.
+        pool: ``last``, ``first`` or ``mean`` of the word's tokens; None: the last of a decoder,
+            the mean of an encoder.
+        correction: ``mean``, ``zscore`` or ``top_components``, see
+            :func:`~wvprobe.contextual_drift.fit_correction`, fitted on the random tokens; None
+            for none. Raw numbers stay beside the corrected ones.
+        prepend_bos: as in the bridge's ``to_tokens``; None for its default.
+        max_occurrences: of a word with more, a random choice of so many is measured.
+        seed: seed of random tokens, choices, shuffles and bootstraps.
+
+    Returns:
+        Measures [word, layer]; 24 to 34 of them, see :class:`DriftResult`.
+
+    Raises:
+        InputError: an argument cannot be used, there are fewer than two sentences, or fewer than
+            four occurrences.
+        WordError: a marked word has no tokens of its own.
+    """
+    if correction is not None:
+        one_of("correction", correction, CORRECTIONS)
+    reader = Reader.of(model, position, pool, prepend_bos)
+    data = load_senses() if dataset is None else dataset
+    generator = torch.Generator().manual_seed(seed)
+    groups = _words(data, length("max_occurrences", max_occurrences), generator)
+    randoms = random_tokens(reader, data.items, generator)
+    fitted = None if correction is None else fit_correction(randoms.x, correction)
+    run = _Run(reader, data, groups, randoms, fitted, generator)
+    run.all()
+    settings = {
+        "dataset": data.name,
+        "sentences": len(data),
+        "position": position,
+        "pool": reader.pool,
+        "correction": correction,
+        "prepend_bos": prepend_bos,
+        "max_occurrences": max_occurrences,
+        "shuffles": SHUFFLES,
+    }
+    return run.result(adapters.provenance(model, seed=seed, **settings), correction, seed)
+
+
+def _words(data: SenseDataset, most: int, generator: torch.Generator) -> dict[str, list[int]]:
+    """Return the numbers of each word's items, a random choice where there are too many."""
+    groups: dict[str, list[int]] = {}
+    for number, item in enumerate(data.items):
+        groups.setdefault(item.word, []).append(number)
+    for word, numbers in groups.items():
+        if len(numbers) > most:
+            order = torch.randperm(len(numbers), generator=generator)[:most].tolist()
+            groups[word] = sorted(numbers[place] for place in order)
+    return groups
+
+
+@dataclass
+class _Word:
+    """What is kept of a word."""
+
+    values: dict[str, Tensor]
+    raw: WordMeasures
+    items: list[SenseItem]
+
+
+class _Run:
+    """One reading of a dataset."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        data: SenseDataset,
+        groups: dict[str, list[int]],
+        randoms: RandomTokens,
+        correction: Correction | None,
+        generator: torch.Generator,
+    ) -> None:
+        self.reader, self.data, self.groups, self.randoms = reader, data, groups, randoms
+        self.correction = correction
+        # Its own, so that the control does not hang on what else is drawn.
+        self.shuffles = torch.Generator().manual_seed(generator.initial_seed())
+        numbers = [number for group in groups.values() for number in group]
+        width = 4 * reader.streams * int(reader.model.cfg.d_model)
+        most = min(_SAMPLE, max(4, _SAMPLE_BYTES // width))
+        order = torch.randperm(len(numbers), generator=generator)[:most].tolist()
+        self.sampled = {numbers[place] for place in order}
+        self.sample: list[Tensor] = []
+        self.sample_words: list[str] = []
+        self.words: dict[str, _Word] = {}
+        self.dropped: list[tuple[str, str]] = []
+        self.base = randoms.cosine()
+
+    def all(self) -> None:
+        """Read and measure every word."""
+        total = sum(map(len, self.groups.values()))
+        with progress(total, "sentences measured", total > 4 * _TOGETHER) as advance:
+            for words in self._together():
+                numbers = [number for word in words for number in self.groups[word]]
+                items = [self.data.items[number] for number in numbers]
+                read = read_items(self.reader, items, self.correction)
+                start = 0
+                for word in words:
+                    stop = start + len(self.groups[word])
+                    self._word(
+                        word, numbers[start:stop], items[start:stop], read.between(start, stop)
+                    )
+                    start = stop
+                advance(len(numbers))
+
+    def _together(self) -> Iterator[list[str]]:
+        """Yield words whose sentences are read together."""
+        words, size = [], 0
+        for word, numbers in self.groups.items():
+            if words and size + len(numbers) > _TOGETHER:
+                yield words
+                words, size = [], 0
+            words.append(word)
+            size += len(numbers)
+        yield words
+
+    def _word(
+        self, word: str, numbers: list[int], items: list[SenseItem], read: ItemVectors
+    ) -> None:
+        self.dropped += [
+            (word, item.sentence)
+            for item, kept in zip(items, read.kept.tolist(), strict=True)
+            if not kept
+        ]
+        at = read.kept.nonzero()[:, 0]
+        if not len(at):
+            return
+        items = [items[place] for place in at.tolist()]
+        for place in at.tolist():
+            if numbers[place] in self.sampled:
+                self.sample.append(read.x[place])
+                self.sample_words.append(word)
+        kinds = {sense: k for k, sense in enumerate(dict.fromkeys(i.sense for i in items))}
+        senses = torch.tensor([kinds[item.sense] for item in items])
+        x = read.x[at]
+        raw = measure_word(x, senses, self.shuffles)
+        values = {**raw.values, "intra_sentence": read.intra[at].mean(dim=0)}
+        values |= self._adjusted(values, read.at[at].tolist())
+        if self.correction is not None and read.intra_corrected is not None:
+            corrected = dict(measure_word(self.correction(x), senses).values)
+            corrected["intra_sentence"] = read.intra_corrected[at].mean(dim=0)
+            values |= {f"{name}_corrected": corrected[name] for name in CORRECTABLE}
+        self.words[word] = _Word(values, raw, items)
+
+    def _adjusted(self, values: dict[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
+        """Return the measures minus what random tokens have."""
+        found = {
+            "self_similarity_adjusted": values["self_similarity"] - self.base,
+            "self_similarity_matched": values["self_similarity"] - self.randoms.matched(positions),
+            "intra_sentence_adjusted": values["intra_sentence"] - self.base,
+        }
+        for name, centred in (
+            ("max_explainable_variance", False),
+            ("max_explainable_variance_centred", True),
+        ):
+            random = self.randoms.explained(len(positions), centred=centred)
+            found[f"{name}_adjusted"] = values[name] - random
+        return found
+
+    def result(self, provenance: Any, correction: str | None, seed: int) -> DriftResult:
+        """Put the words together."""
+        words, found = tuple(self.words), list(self.words.values())
+        if len(self.sample) < 4:
+            hint = f"{len(self.dropped)} were dropped, since their tokens are sinks."
+            raise InputError(message("dataset", "four occurrences or more", len(self.sample), hint))
+        names = list(MEASURES)
+        if correction is not None:
+            names += [f"{name}_corrected" for name in CORRECTABLE]
+        rogue = self.randoms.rogue()
+        corrected = (
+            None if self.correction is None else mean_cosine(self.correction(self.randoms.x))
+        )
+        counts = Counter(item.word for item in self.data.items)
+        items = [(number, item) for number, word in enumerate(found) for item in word.items]
+        return DriftResult(
+            provenance=provenance,
+            values={n: torch.stack([word.values[n] for word in found]) for n in names},
+            baseline=self.base,
+            baseline_corrected=corrected,
+            control=_control(found, self.reader.streams),
+            rogue_dimensions=rogue.dimensions,
+            rogue_shares=rogue.shares,
+            layers=layer_similarity(
+                torch.stack(self.sample), self.sample_words, seed=seed, provenance=provenance
+            ),
+            words=words,
+            n=tuple(len(word.items) for word in found),
+            n_found=tuple(counts[word] for word in words),
+            n_senses=tuple(len({item.sense for item in word.items}) for word in found),
+            same_pos=tuple(len({item.pos for item in word.items}) == 1 for word in found),
+            item_words=torch.tensor([number for number, _ in items]),
+            contexts=tuple(item.context for _, item in items),
+            item_centroid=torch.cat([word.raw.centroid for word in found]),
+            item_neighbour=torch.cat([word.raw.neighbour for word in found]),
+            item_gap=torch.cat([word.raw.item_gap for word in found]),
+            dropped=tuple(self.dropped),
+            n_baseline=len(self.randoms.x),
+            position=self.reader.position,
+            correction=correction,
+        )
+
+
+def _control(found: Sequence[_Word], streams: int) -> Tensor:
+    """Return mean and 95th percentile, over shuffles, of the mean accuracy over words."""
+    controls = [word.raw.control for word in found if word.raw.control is not None]
+    if not controls:
+        return torch.full((2, streams), torch.nan, dtype=torch.float64)
+    means = torch.stack(controls).mean(dim=0)
+    return torch.stack([means.mean(dim=0), means.quantile(0.95, dim=0)])

@@ -1,0 +1,106 @@
+"""What `fit_probes` is given, checked."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wvprobe._validate import length, message, one_of
+from wvprobe.errors import InputError, ShapeError
+from wvprobe.probes.fitting import GRIDS
+
+# Below this a gradient cannot be resolved in float32.
+_FLOAT32_TOLERANCE = 1e-6
+
+
+def checked_axes(
+    X: Tensor, names: Sequence[str] | Mapping[str, Sequence[int | str]] | None
+) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...]]:
+    """Return the names of the site axes, and the labels of each one's places."""
+    if not X.is_floating_point() or X.dim() < 2 or 0 in X.shape:
+        got = f"shape {list(X.shape)} of {X.dtype}"
+        raise ShapeError(message("X", "[item, site…, feature] of floating numbers", got))
+    shape = tuple(X.shape[1:-1])
+    if names is None:
+        several = tuple(f"site_{axis}" for axis in range(len(shape)))
+        names = ("site",) if len(shape) == 1 else several
+    if isinstance(names, str) or len(names) != len(shape) or len(set(names)) != len(shape):
+        raise ShapeError(message("site_axes", f"{len(shape)} different names", names))
+    given = names.values() if isinstance(names, Mapping) else [range(size) for size in shape]
+    labels = tuple(tuple(part) for part in given)
+    for name, part, size in zip(names, labels, shape, strict=True):
+        if len(part) != size or len(set(part)) != size:
+            raise ShapeError(message(f"site_axes[{name!r}]", f"{size} different labels", part))
+    return tuple(names), labels
+
+
+def check_finite(
+    X: Tensor, axes: tuple[str, ...], places: tuple[tuple[int | str, ...], ...]
+) -> None:
+    """Refuse NaN and infinity, naming the first site that has any."""
+    if math.isfinite(float(X.sum(dtype=torch.float64))):
+        return  # a sum is NaN or infinite where anything in it is
+    finite = X.isfinite()
+    if bool(finite.all()):
+        return
+    item, *site, feature = (~finite).nonzero()[0].tolist()
+    parts = zip(axes, places, site, strict=True)
+    named = ", ".join(f"{name} {labels[at]}" for name, labels, at in parts)
+    where = f"{named + ', ' if named else ''}item {item}, feature {feature}"
+    value = float(X[(item, *site, feature)])
+    raise InputError(message("X", "finite", f"shape of {value} at {where}"[9:]))
+
+
+def checked_grid(
+    method: str, penalty: str | float | int, penalties: Sequence[float | int] | None
+) -> tuple[float, ...]:
+    """Return the penalties to choose from, weakest C or ridge or shrinkage first."""
+    bounds = {"logistic": (0.0, math.inf), "least_squares": (0.0, math.inf), "lda": (0.0, 1.0)}
+    if isinstance(penalty, str):
+        one_of("penalty", penalty, ("cv",))
+        chosen = GRIDS[method] if penalties is None else tuple(sorted(map(float, penalties)))
+    else:
+        if penalties is not None:
+            hint = "`penalties` are what 'cv' chooses from."
+            raise InputError(message("penalty", "'cv' where `penalties` are given", penalty, hint))
+        chosen = (float(penalty),)
+    if method == "mean_difference":
+        if not isinstance(penalty, str) or penalties is not None:
+            raise InputError(message("penalty", "left out for mean_difference", penalty))
+        return chosen
+    low, high = bounds[method]
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise InputError(message("penalties", "different numbers", list(chosen)))
+    for value in chosen:
+        above = value > low if method == "logistic" else value >= low
+        if isinstance(penalty, bool) or not (above and value <= high and math.isfinite(value)):
+            name = "penalty" if penalties is None else "penalties"
+            expected = {
+                "logistic": "above 0 (C)",
+                "least_squares": "of at least 0 (ridge)",
+                "lda": "from 0 to 1 (shrinkage)",
+            }[method]
+            raise InputError(message(name, expected, value))
+    return chosen
+
+
+def at_least_two(**counts: Any) -> None:
+    """Refuse counts below 2."""
+    for name, value in counts.items():
+        if length(name, value) < 2:
+            raise InputError(message(name, "at least 2", value))
+
+
+def share(name: str, value: float) -> float:
+    """Return a number between 0 and 1."""
+    if isinstance(value, bool) or not 0 < value < 1:
+        raise InputError(message(name, "above 0 and below 1", value))
+    return float(value)
+
+
+def dtype_for(x: Tensor, tolerance: float) -> torch.dtype:
+    """Return the precision of the computation."""
+    precise = x.dtype == torch.float64 or tolerance < _FLOAT32_TOLERANCE
+    return torch.float64 if precise else torch.float32
