@@ -1,5 +1,6 @@
 """What values carry: probes in closed form, their references, planted and shuffled labels."""
 
+from collections import Counter
 from itertools import cycle
 
 import pytest
@@ -23,13 +24,15 @@ from wvprobe.testing import FAMILIES, tiny_model
 from wvprobe.value_payload import (
     PayloadResult,
     _closed,
+    _strata,
     confirm_heads,
     payload,
     payload_map,
 )
 from wvprobe.value_payload._averages import Averages
 from wvprobe.value_payload._items import Items, Selection, items_of
-from wvprobe.value_payload._scorers import ClassScorer, StratumScorer, frames_of
+from wvprobe.value_payload._scorers import ClassScorer, frames_of
+from wvprobe.value_payload._strata import StratumScorer, left_out_means
 
 NOUNS = "river bank power bridge garden window letter doctor engine market winter forest".split()
 VERBS = "dropped closed opened carried painted followed watched visited answered crossed".split()
@@ -202,9 +205,9 @@ def centroid_by_hand(x, labels, item) -> float:
     return float(max(likeness, key=likeness.get) == labels[item])
 
 
-def stratum_scorer(items: Items, control: int = 0) -> StratumScorer:
+def stratum_scorer(items: Items, control: int = 0, method: str = "centroid") -> StratumScorer:
     given = Described(**{name: getattr(items, name) for name in Items.__dataclass_fields__})
-    return StratumScorer(given, folds=3, control_draws=control, seed=0)
+    return StratumScorer(given, method=method, folds=3, control_draws=control, seed=0)
 
 
 def test_senses_are_given_by_the_nearest_centroid_of_their_own_lemma():
@@ -233,6 +236,42 @@ def test_senses_are_given_by_the_nearest_centroid_of_their_own_lemma():
     some = few(one.right(projected)[0]).value
     assert torch.allclose(few.of_units(scores), some, atol=1e-6)
     assert one.majority[0] == pytest.approx(6 / 11)
+
+
+def test_distances_between_senses_do_not_depend_on_the_features_units(monkeypatch):
+    items = stratum_items()
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(30, 1, 3, generator=generator, dtype=torch.float64)
+    x[:, 0, 0] += torch.tensor([{"x": 1.5, "y": -1.5, "z": 0.0}[s] for s in items.labels])
+    one = stratum_scorer(items, method="lda")
+    white = one._whitened(x)[:, 0]
+    right = one.right(x)[0][0]
+    lemmas, scores = list(items.strata), torch.zeros(30)
+    for item in range(30):
+        own = [i for i, name in enumerate(lemmas) if name == lemmas[item]]
+        distances = {}
+        for sense in {items.labels[i] for i in own}:
+            rest = [i for i in own if items.labels[i] == sense and i != item]
+            gap = white[item] - white[rest].mean(dim=0)
+            distances[sense] = float(gap @ gap) - 3 / len(rest)
+        scores[item] = float(min(distances, key=distances.get) == items.labels[item])
+    assert torch.equal(right, scores) and right.mean() > 0.6
+    assert torch.equal(one.right(x * torch.tensor([1e-3, 1.0, 1e3]) + 10.0)[0][0], right)
+    # A lemma's own items take no part in what its distances are measured by.
+    far = x.clone()
+    here = torch.tensor([name == "a" for name in lemmas])
+    far[here] *= 50
+    assert torch.allclose(one._whitened(far)[here, 0], 50 * white[here])
+    # But for the shrinkage, nothing depends on which combinations of features are looked at.
+    monkeypatch.setattr(_strata, "shrinkage_of", lambda within, freedom: within[:, 0, 0] * 0.0)
+    mixing = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    assert torch.equal(one.right(x)[0], one.right(x @ mixing)[0])
+
+
+def test_an_item_alone_with_its_label_is_wrong():
+    x = torch.tensor([[0.0, 1.0], [0.1, 1.0], [5.0, 0.0]]).double()
+    member = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+    assert left_out_means(x @ x.T, member, 2).tolist() == [1.0, 1.0, 0.0]
 
 
 def test_permuted_senses_stay_in_their_lemma_and_carry_nothing():
@@ -400,6 +439,21 @@ def test_every_family_is_measured_head_by_head(tiny, family):
         assert first["score"] == pytest.approx(sum(told) / 24, abs=1e-6)
         same = senses.same_pos.grid("v", senses.same_pos.score)[2, 0]
         assert float(same) == pytest.approx(sum(told[i] for i in rows) / 16, abs=1e-6)
+
+
+def test_labels_are_drawn_alike_where_asked_for(tiny):
+    model, data = tiny("llama"), sentences(40)
+    plain = Selection(None, None, min_count=1)
+    assert Counter(items_of(model, data, None, plain).labels)["PUNCT"] == 40
+    chosen = Selection(None, None, per_label=9, min_count=5, seed=3)
+    items = items_of(model, data, None, chosen)
+    assert set(Counter(items.labels).values()) == {9} and len(set(items.labels)) == 5
+    words = labelled_words(model, data)
+    known = {(s.text, s.chars): x for s, x in zip(words.spans, words.labels, strict=True)}
+    assert all(known[s.text, s.chars] == x for s, x in zip(items.spans, items.labels, strict=True))
+    few = items_of(model, data, None, Selection(None, 1, per_label=9, min_count=1))
+    assert max(Counter(few.groups).values()) == 1
+    assert items.settings["per_label"] == 9
 
 
 def test_token_and_position_need_no_column(tiny):
