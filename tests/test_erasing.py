@@ -88,7 +88,7 @@ def test_probes_find_nothing_after_leace_and_most_after_the_control(tiny):
 def test_what_arrives_is_what_a_forward_with_other_values_gives(tiny, family, destination):
     model = tiny(family)
     arch = adapters.architecture(model)
-    items = items_of(model, sentences(12), None, Selection(None, 1, 2))
+    items = items_of(model, sentences(12), None, Selection(None, 1, min_count=2))
     scorer = ClassScorer(
         items, Probe("lda", None, False), folds=2, balanced=False, control_draws=0, seed=0
     )

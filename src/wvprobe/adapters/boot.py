@@ -76,12 +76,14 @@ def reinitialised(model: Any, seed: int) -> TransformerBridge:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = type(original)(copy.deepcopy(original.config))
-    fresh = fresh.to(device=original.device, dtype=original.dtype)
-    name = f"{model.cfg.model_name}, re-initialised"
-    bridge = boot(fresh, model.tokenizer, name=name, missing=why_no_head(model))
-    # Booted again, a tokenizer may come out another; texts have to be read the same way.
-    bridge.tokenizer = model.tokenizer
-    bridge.cfg.default_prepend_bos = model.cfg.default_prepend_bos
+        fresh = fresh.to(device=original.device, dtype=original.dtype)
+        name = f"{model.cfg.model_name}, re-initialised"
+        bridge = boot(fresh, model.tokenizer, name=name, missing=why_no_head(model))
+    # Wrapped a second time, as by the property's setter, a tokenizer can lose its [CLS]; texts have
+    # to be read the same way.
+    bridge._tokenizer = model.tokenizer
+    for name in ("default_prepend_bos", "tokenizer_prepends_bos", "tokenizer_appends_eos"):
+        setattr(bridge.cfg, name, getattr(model.cfg, name))
     return bridge
 
 

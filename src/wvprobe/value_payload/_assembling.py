@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe._statistics import benjamini_hochberg
@@ -49,7 +48,8 @@ def assembled(measured: "Measured", averages: Averages, settings: Settings) -> P
         for name, reference in _references(measured, averages, site):
             one = own[site].above(reference, "accuracy")
             if name == "random":
-                chance = _spread_scores(measured.draws[measured.widths[site]], shapes[site])
+                drawn = averages.of_units(measured.draws[measured.widths[site]])
+                chance = drawn.T.repeat_interleave(shapes[site][1], dim=1).double()
                 # Sites of one shape must not be given the same noise: their difference is taken.
                 one = against_a_draw(one, chance, settings.seed + number)
             else:
@@ -63,7 +63,9 @@ def assembled(measured: "Measured", averages: Averages, settings: Settings) -> P
         excess["v"]["null"] = settings.widened(drops.above(chance, "accuracy"))
         levels["v"]["null"] = chance.value
     names = list(dict.fromkeys(name for site in own for name in excess[site]))
-    tests = {site: _tests(measured, own[site], excess[site]["random"], site) for site in own}
+    tests = {
+        site: _tests(measured, averages, own[site], excess[site]["random"], site) for site in own
+    }
     intervals = {site: interval(one) for site, one in own.items()}
     held: dict[str, tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = {}
     for name in names:
@@ -135,20 +137,16 @@ def _spread(by_layer: Sampled, shape: tuple[int, int]) -> Sampled:
     return by_layer.at(torch.arange(shape[0]).repeat_interleave(shape[1]))
 
 
-def _spread_scores(
-    by_layer: Float[Tensor, "layer draw"], shape: tuple[int, int]
-) -> Float[Tensor, "draw row"]:
-    return by_layer.T.repeat_interleave(shape[1], dim=1).double()
-
-
 def _places(shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     layers, heads = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
     return layers.flatten(), heads.flatten()
 
 
-def _tests(measured: "Measured", own: Sampled, over: Sampled, site: str) -> tuple[Tensor, Tensor]:
+def _tests(
+    measured: "Measured", averages: Averages, own: Sampled, over: Sampled, site: str
+) -> tuple[Tensor, Tensor]:
     """Return the rank of each head among random projections as p, and the family-wise p."""
-    draws = measured.draws[measured.widths[site]]
+    draws = averages.of_units(measured.draws[measured.widths[site]])
     heads = measured.right[site].shape[1]
     scores = own.value.reshape(-1, heads)
     reached = (draws[:, None] >= scores[..., None] - 1e-9).sum(dim=-1)

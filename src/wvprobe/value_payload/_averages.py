@@ -32,6 +32,7 @@ class Averages:
         """
         self._chosen = torch.ones_like(groups).bool() if chosen is None else chosen
         numbers, own = groups[self._chosen].unique(return_inverse=True)
+        self._units = numbers
         self.n_groups, self.n_items = len(numbers), len(own)
         self._bootstrap = Bootstrap(own, len(numbers), seed)
         self._weights = weights[self._chosen].double()
@@ -42,6 +43,10 @@ class Averages:
         columns = right.reshape(-1, right.shape[-1])[:, self._chosen].T.double()
         both = self._bootstrap.sums(columns * self._weights[:, None]) / self._total
         return Sampled(both[0], both[1:])
+
+    def of_units(self, scores: Float[Tensor, "*row unit"]) -> Float[Tensor, "*row"]:
+        """Return scores that are given unit by unit (or as one for all items), as their mean."""
+        return (scores if scores.shape[-1] == 1 else scores[..., self._units]).mean(dim=-1)
 
 
 def interval(one: Sampled) -> tuple[Tensor, Tensor]:

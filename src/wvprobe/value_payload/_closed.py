@@ -183,11 +183,18 @@ def oracle_shrinkage(moments: closed_forms.Moments) -> Float[Tensor, " site"]:
     second = moments.second
     if second is None:
         raise ValueError("moments were made without second ones")
-    n, width = moments.counts.sum(), second.shape[-1]
+    n = moments.counts.sum()
     within = (second - moments.means.mT @ (moments.means * moments.counts[:, None])) / n
-    trace = within.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-    square = within.square().sum(dim=(-1, -2))
-    freedom = (n - (moments.counts > 0).sum()).clamp(min=1.0)
+    return shrinkage_of(within, (n - (moments.counts > 0).sum()).clamp(min=1.0))
+
+
+def shrinkage_of(
+    covariance: Float[Tensor, "site feature feature"], freedom: Float[Tensor, ""]
+) -> Float[Tensor, " site"]:
+    """Return the same of covariances, given their degrees of freedom."""
+    width = covariance.shape[-1]
+    trace = covariance.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    square = covariance.square().sum(dim=(-1, -2))
     above = (1.0 - 2.0 / width) * square + trace.square()
     below = (freedom + 1.0 - 2.0 / width) * (square - trace.square() / width)
     return torch.where(above < below, above / below, 1.0)

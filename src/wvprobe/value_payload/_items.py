@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wvprobe._validate import message, one_of
+from wvprobe._validate import length, message, one_of
 from wvprobe.datasets import LabelledDataset, SenseDataset
 from wvprobe.errors import InputError
 from wvprobe.labelled import LabelledWords, labelled_words
@@ -28,6 +28,7 @@ class Selection:
     Attributes:
         limit: at most so many words.
         per_sentence: at most so many of a sentence.
+        per_label: at most so many words of a label.
         min_count: a label of fewer words is left out (a sense of fewer than 2 always is).
         groups: what folds and resamples keep together.
         seed: of what is drawn.
@@ -36,6 +37,7 @@ class Selection:
 
     limit: int | None = 4_000
     per_sentence: int | None = 2
+    per_label: int | None = None
     min_count: int = 20
     groups: str = "auto"
     seed: int = 0
@@ -97,7 +99,7 @@ def items_of(
     one_of("groups", chosen.groups, GROUPS)
     words = _words(model, dataset, label, chosen)
     derived = label in DERIVED and label != words.column
-    labels, kept = list(words.labels), list(range(len(words)))
+    labels, kept = list(words.labels), _drawn(words, dataset, chosen)
     if derived:
         labels, kept = _derived(str(label), words.spans, chosen.min_count)
     strata = None
@@ -117,7 +119,12 @@ def items_of(
         dataset=words.dataset,
         label=str(label) if derived else words.column,
         prepend_bos=words.settings["prepend_bos"],
-        settings={**words.settings, "groups": chosen.groups, "items": len(kept)},
+        settings={
+            **words.settings,
+            "per_label": chosen.per_label,
+            "groups": chosen.groups,
+            "items": len(kept),
+        },
     )
 
 
@@ -132,16 +139,37 @@ def _words(model: Any, dataset: Any, label: str | None, chosen: Selection) -> La
     columns = dataset.columns if isinstance(dataset, LabelledDataset) else ("sense", "pos", "lemma")
     column = None if label in DERIVED and label not in columns else label
     senses = isinstance(dataset, SenseDataset) and column in (None, "sense")
+    later = senses or chosen.per_label is not None  # drawn once labels are known
     return labelled_words(
         model,
         dataset,
         column=column,
-        per_sentence=None if senses else chosen.per_sentence,
-        limit=None if senses else chosen.limit,
+        per_sentence=None if later else chosen.per_sentence,
+        limit=None if later else chosen.limit,
         min_count=0 if senses or (label in DERIVED and column is None) else chosen.min_count,
         seed=chosen.seed,
         prepend_bos=chosen.prepend_bos,
     )
+
+
+def _drawn(words: LabelledWords, dataset: Any, chosen: Selection) -> list[int]:
+    """Return which words are taken: all, unless there is a most for each label."""
+    if chosen.per_label is None or isinstance(dataset, LabelledWords):
+        return list(range(len(words)))
+    length("per_label", chosen.per_label)
+    generator = torch.Generator().manual_seed(chosen.seed)
+    taken: list[int] = []
+    of_label, of_sentence = Counter[str](), Counter[int]()
+    for i in torch.randperm(len(words), generator=generator).tolist():
+        label, sentence = words.labels[i], words.sentences[i]
+        full = chosen.per_sentence is not None and of_sentence[sentence] >= chosen.per_sentence
+        if not full and of_label[label] < chosen.per_label:
+            of_label[label] += 1
+            of_sentence[sentence] += 1
+            taken.append(i)
+    taken = taken if chosen.limit is None else taken[: chosen.limit]
+    rare = {label for label, count in of_label.items() if count < chosen.min_count}
+    return sorted(i for i in taken if words.labels[i] not in rare)
 
 
 def _derived(label: str, spans: Sequence[WordSpan], min_count: int) -> tuple[list[str], list[int]]:

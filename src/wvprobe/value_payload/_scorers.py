@@ -1,25 +1,19 @@
-"""Which items a probe gets right: classes by cross-validation, senses within their lemma.
+"""Which items a probe gets right, where labels mean the same for all words.
 
-Both kinds answer alike: for features [item, site, feature], whether each item is given its own
-label by a probe that has not seen it. All scores are means of these over items, so that one pass
-serves every interval and every difference.
+As with senses (:mod:`._strata`): for features [item, site, feature], whether each item is given
+its own label by a probe that has not seen it. All scores are means of these over items, so that
+one pass serves every interval and every difference.
 """
-
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from wvprobe._told_apart import indicator, left_out_centroids
 from wvprobe.probes import control_task
 from wvprobe.probes.folds import labels_of, numbers_of, plan_folds
 from wvprobe.probes.references import haar_frames
 from wvprobe.value_payload import _closed
 from wvprobe.value_payload._items import Items
-
-_NUMBERS = 2**24
 
 
 def frames_of(x: Tensor, width: int, draws: int, seed: int) -> Float[Tensor, "draw d_model width"]:
@@ -92,8 +86,11 @@ class ClassScorer:
 
     def random(
         self, x: Float[Tensor, "item d_model"], width: int, draws: int, seed: int
-    ) -> tuple[Float[Tensor, " item"], Float[Tensor, " draw"]]:
-        """Return what random projections get right: the mean over draws, and each draw's score."""
+    ) -> tuple[Float[Tensor, " item"], Float[Tensor, "draw unit"]]:
+        """Return what random projections get right: the mean over draws, and each draw's score.
+
+        The score has one unit: that of all items.
+        """
         given = _closed.shifted(x[:, None])
         frames = frames_of(x, width, draws, seed)
         right = torch.zeros(len(x), draws)
@@ -108,7 +105,7 @@ class ClassScorer:
                 said = raw.view(-1, len(some), len(self.classes)).argmax(dim=-1)
                 right[held, start : start + at_once] = (said == self.y[held, None]).float()
         scores = (right.double() * self.weights[:, None]).sum(dim=0) / self.weights.sum()
-        return right.mean(dim=1), scores
+        return right.mean(dim=1), scores[:, None]
 
     def components(self, x: Float[Tensor, "item d_model"], width: int) -> Float[Tensor, " item"]:
         """Return what the leading principal components get right, found in each training set."""
@@ -135,109 +132,3 @@ class ClassScorer:
     def _weights(self, y: Int[Tensor, " item"]) -> Float[Tensor, " item"]:
         counts = torch.bincount(y, minlength=len(self.classes)).double()
         return len(y) / (float((counts > 0).sum()) * counts[y])
-
-
-class StratumScorer:
-    """Labels that mean something within a stratum alone: senses of a lemma.
-
-    Each item is left out of its lemma in turn, and given the sense of the nearest centroid by
-    cosine (Reif et al. 2019). The score is the mean over lemmas; lemmas are the independent units.
-    Attributes are those of :class:`ClassScorer`; `classes` is empty.
-    """
-
-    def __init__(self, items: Items, *, folds: int, control_draws: int, seed: int) -> None:
-        """Sort items by lemma, and draw the permutations within lemmas."""
-        strata = [str(stratum) for stratum in items.strata or ()]
-        self.groups = numbers_of("strata", strata, len(items))
-        self.n_groups = int(self.groups.max()) + 1
-        self.classes: tuple[str, ...] = ()
-        self.seed = seed
-        sizes = torch.bincount(self.groups).double()
-        self.weights = 1.0 / sizes[self.groups]
-        self._batches = list(_batches(self.groups, items.labels))
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(self.n_groups, generator=generator)
-        self._fold = (order % min(folds, self.n_groups))[self.groups]
-        self._permuted = [self._shuffled(generator) for _ in range(control_draws)]
-
-    def right(
-        self, x: Float[Tensor, "item site feature"]
-    ) -> tuple[Float[Tensor, "site item"], Float[Tensor, "site item"] | None]:
-        """Return what is right, and what is right of labels permuted within lemmas (mean)."""
-        found = torch.zeros(1 + len(self._permuted), x.shape[1], len(x))
-        for number, (where, labels, count) in enumerate(self._batches):
-            labellings = [labels, *(batches[number] for batches in self._permuted)]
-            lemmas, n = where.shape
-            at_once = max(1, _NUMBERS // (lemmas * n * max(n, x.shape[2])))
-            for start in range(0, x.shape[1], at_once):
-                sites = slice(start, start + at_once)
-                part = x[where, sites].permute(2, 0, 1, 3).double()
-                products = part @ part.mT
-                for row, own in enumerate(labellings):
-                    told = left_out_centroids(products, indicator(own, count))
-                    found[row, sites, where.flatten()] = told.flatten(1).float()
-        return found[0], found[1:].mean(dim=0) if len(found) > 1 else None
-
-    def random(
-        self, x: Float[Tensor, "item d_model"], width: int, draws: int, seed: int
-    ) -> tuple[Float[Tensor, " item"], Float[Tensor, " draw"]]:
-        """Return what random projections get right: the mean over draws, and each draw's score."""
-        frames = frames_of(x, width, draws, seed)
-        kept, self._permuted = self._permuted, []
-        right = []
-        at_once = max(1, _NUMBERS // (len(x) * width))
-        for start in range(0, draws, at_once):
-            some = frames[start : start + at_once]
-            right.append(self.right(torch.einsum("id,rdw->irw", x, some))[0])
-        self._permuted = kept
-        every = torch.cat(right)
-        scores = (every.double() * self.weights).sum(dim=1) / self.weights.sum()
-        return every.mean(dim=0), scores
-
-    def components(self, x: Float[Tensor, "item d_model"], width: int) -> Float[Tensor, " item"]:
-        """Return what the leading principal components of the other lemmas' items get right."""
-        kept, self._permuted = self._permuted, []
-        right = torch.zeros(len(x))
-        for fold in range(int(self._fold.max()) + 1):
-            held = self._fold == fold
-            train = x[~held] if bool((~held).any()) else x
-            mean = train.mean(dim=0)
-            centred = (train - mean).double()
-            frame = torch.linalg.eigh(centred.mT @ centred)[1][:, -width:].to(x)
-            right[held] = self.right(((x - mean) @ frame)[:, None])[0][0, held]
-        self._permuted = kept
-        return right
-
-    @property
-    def majority(self) -> Float[Tensor, " item"]:
-        """The share of the most frequent sense in the item's lemma."""
-        right = torch.zeros(len(self.groups))
-        for where, labels, count in self._batches:
-            shares = indicator(labels, count).mean(dim=1).amax(dim=-1)
-            right[where.flatten()] = shares[:, None].expand(where.shape).flatten().float()
-        return right
-
-    def _shuffled(self, generator: torch.Generator) -> list[Tensor]:
-        """Return each batch's labels, permuted within lemmas."""
-        found = []
-        for where, labels, _ in self._batches:
-            order = torch.rand(where.shape, generator=generator).argsort(dim=1)
-            found.append(labels.gather(1, order))
-        return found
-
-
-def _batches(
-    groups: Int[Tensor, " item"], labels: Sequence[str]
-) -> Iterator[tuple[Int[Tensor, "lemma item"], Int[Tensor, "lemma item"], int]]:
-    """Yield lemmas of equal numbers of items and senses: their items, senses and how many."""
-    members: defaultdict[int, list[int]] = defaultdict(list)
-    for item, group in enumerate(groups.tolist()):
-        members[group].append(item)
-    alike: defaultdict[tuple[int, int], list[tuple[list[int], list[int]]]] = defaultdict(list)
-    for own in members.values():
-        senses = sorted({labels[i] for i in own})
-        numbers = [senses.index(labels[i]) for i in own]
-        alike[len(own), len(senses)].append((own, numbers))
-    for (_, count), rows in alike.items():
-        where, senses = zip(*rows, strict=True)
-        yield torch.tensor(where), torch.tensor(senses), count

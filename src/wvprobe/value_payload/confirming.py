@@ -26,6 +26,7 @@ def confirm_heads(
     penalty: str | float | int = "cv",
     limit: int | None = 4_000,
     per_sentence: int | None = 2,
+    per_label: int | None = None,
     min_count: int = 20,
     groups: str = "auto",
     folds: int = 5,
@@ -48,6 +49,7 @@ def confirm_heads(
         penalty: likewise.
         limit: as for :func:`payload`, and so are the arguments below.
         per_sentence: likewise.
+        per_label: likewise.
         min_count: likewise.
         groups: likewise.
         folds: likewise.
@@ -73,7 +75,7 @@ def confirm_heads(
     ]
     if not named:
         raise InputError(message("heads", "at least one (layer, head)", named))
-    chosen = Selection(limit, per_sentence, min_count, groups, seed, prepend_bos)
+    chosen = Selection(limit, per_sentence, per_label, min_count, groups, seed, prepend_bos)
     items = items_of(model, dataset, label, chosen)
     if items.strata is not None:
         raise UnsupportedError(

@@ -156,6 +156,7 @@ def erase(
     score: str = "accuracy",
     limit: int | None = 4_000,
     per_sentence: int | None = 2,
+    per_label: int | None = None,
     min_count: int = 20,
     groups: str = "auto",
     folds: int = 5,
@@ -189,6 +190,7 @@ def erase(
         score: likewise.
         limit: likewise.
         per_sentence: likewise.
+        per_label: likewise.
         min_count: likewise.
         groups: likewise.
         folds: likewise.
@@ -215,9 +217,8 @@ def erase(
         adapters.require_head(model, "the next token's distribution (kl_heads)")
         if not set(measured_kl) <= set(named):
             raise InputError(message("kl_heads", "among `heads`", list(kl_heads)))
-    items = items_of(
-        model, dataset, label, Selection(limit, per_sentence, min_count, groups, seed, prepend_bos)
-    )
+    chosen = Selection(limit, per_sentence, per_label, min_count, groups, seed, prepend_bos)
+    items = items_of(model, dataset, label, chosen)
     if items.strata is not None:
         raise UnsupportedError(
             "a sense belongs to its lemma, and a lemma's few sentences do not fix directions to "

@@ -19,7 +19,9 @@ from wvprobe.value_payload._assembling import Settings, assembled
 from wvprobe.value_payload._averages import Averages
 from wvprobe.value_payload._closed import METHODS, Probe
 from wvprobe.value_payload._items import Items, Selection, items_of
-from wvprobe.value_payload._scorers import ClassScorer, StratumScorer
+from wvprobe.value_payload._scorers import ClassScorer
+from wvprobe.value_payload._strata import METHODS as SENSE_METHODS
+from wvprobe.value_payload._strata import StratumScorer
 from wvprobe.value_payload.results import PayloadResult
 
 SITES = ("v", "q", "k", "z", "attn_in")
@@ -45,6 +47,7 @@ def payload(
     reinitialised: bool = False,
     limit: int | None = 4_000,
     per_sentence: int | None = 2,
+    per_label: int | None = None,
     min_count: int = 20,
     groups: str = "auto",
     folds: int = 5,
@@ -78,11 +81,13 @@ def payload(
     Args:
         model: a bridge with a tokenizer.
         dataset: labelled sentences, words in context, or words already chosen (`limit`,
-            `per_sentence`, `min_count` do not act on these).
+            `per_sentence`, `per_label`, `min_count` do not act on these).
         label: the column of labels; None for the dataset's own. ``token`` (which token it is, the
             30 most frequent) and ``position`` (in five bins) need no column.
         sites: of ``v q k z attn_in``.
-        method: ``lda`` or ``least_squares``; for senses ``centroid``. None for the first that fits.
+        method: ``lda`` (the default) or ``least_squares``; for senses ``centroid`` (the default, by
+            cosine) or ``lda``, whose distances are those of the covariance within senses of other
+            lemmas, so that biases and scales of a site play no part.
         penalty: a fixed shrinkage (0 to 1) or ridge; None for the method's own.
         score: ``accuracy``, or ``balanced_accuracy`` (classes count alike, as priors too).
         draws: random projections a layer.
@@ -91,6 +96,7 @@ def payload(
         reinitialised: whether to build and read the re-initialised model, too.
         limit: at most so many words.
         per_sentence: at most so many words of a sentence; folds keep sentences whole.
+        per_label: at most so many words of a label, for labels of which one is most of all words.
         min_count: labels of fewer words are left out.
         groups: what folds keep together and intervals resample: ``sentence``, ``lemma``, ``word``;
             ``auto`` for the sentence, and the lemma with words in context.
@@ -111,7 +117,7 @@ def payload(
             of the input.
     """
     wanted = _checked_sites(sites)
-    chosen = Selection(limit, per_sentence, min_count, groups, seed, prepend_bos)
+    chosen = Selection(limit, per_sentence, per_label, min_count, groups, seed, prepend_bos)
     items = items_of(model, dataset, label, chosen)
     if length("draws", draws) < 2:
         raise InputError(message("draws", "at least 2, to know how draws differ", draws))
@@ -133,7 +139,7 @@ def payload(
         fresh = adapters.reinitialised(model, seed)
         again = _Run(fresh, items, scorer, wanted, pool, 0, 0, seed).all(progress)
         measured.reinitialised = again.right
-    kind = "centroid" if isinstance(scorer, StratumScorer) else scorer.probe.method
+    kind = scorer.method if isinstance(scorer, StratumScorer) else scorer.probe.method
     settings = Settings(
         dataset=items.dataset,
         label=items.label,
@@ -182,11 +188,13 @@ def scorer_of(
     if length("folds", folds) < 2:
         raise InputError(message("folds", "at least 2", folds))
     if items.strata is not None:
-        one_of("method", method or "centroid", ("centroid",))
+        kind = one_of("method", method or "centroid", SENSE_METHODS)
         if score != "accuracy" or penalty is not None:
-            hint = "Senses are given by the nearest centroid, and lemmas count alike."
+            hint = "Senses are given by the nearest mean, and lemmas count alike."
             raise InputError(message("score and penalty", "left out for senses", score, hint))
-        return StratumScorer(items, folds=folds, control_draws=control_draws, seed=seed)
+        return StratumScorer(
+            items, method=kind, folds=folds, control_draws=control_draws, seed=seed
+        )
     probe = checked_probe(method or "lda", penalty, score)
     return ClassScorer(
         items,
@@ -221,7 +229,7 @@ class Measured:
         control: likewise, of control tasks or permuted labels; empty where there are none.
         widths: site -> the width of the projections that it is held against.
         random: width -> [layer, item] mean over draws.
-        draws: width -> [layer, draw] scores.
+        draws: width -> [layer, draw, unit] scores; one unit for classes, lemmas for senses.
         components: width -> [layer, item].
         full: [layer, item].
         null: [layer, head, item], and [layer, item] of random projections; empty where not asked.
