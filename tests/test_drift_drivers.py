@@ -221,6 +221,20 @@ def test_all_pairs_checked_are_all_pairs(tiny):
     torch.testing.assert_close(got.predicted, got.contribution[:, columns])
 
 
+def test_a_decoder_s_first_word_sees_nothing_and_is_left_out(tiny):
+    items = told_before(("bank",)).items
+    first = [
+        SenseItem("bank", sense, "", "noun", f"bank {n} by the {sense}.", 0, 4, "after")
+        for sense in ("river", "money")
+        for n in ("one", "two")
+    ]
+    data = SenseDataset("first", (*items, *first))
+    for family, n in (("llama", len(first)), ("bert", 0)):
+        got = wvprobe.drift_drivers(tiny(family), data, n_pairs=2, n_heads=2)
+        assert len(got.dropped) == n
+        assert {sentence for _, sentence in got.dropped} <= {item.sentence for item in first}
+
+
 def test_wrong_inputs(tiny):
     model = tiny("llama")
     with pytest.raises(InputError, match=r"`layer` must be in 1\.\.3. Got 0"):

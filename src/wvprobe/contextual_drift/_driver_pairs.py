@@ -10,11 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wvprobe import adapters
 from wvprobe._validate import message
 from wvprobe.components import Component, components_at
 from wvprobe.contextual_drift._vectors import Reader, read_items
 from wvprobe.datasets import SenseDataset, SenseItem
 from wvprobe.errors import InputError
+from wvprobe.words import word_at
 
 # Sentences whose streams are read together, and bytes of components that are held at once.
 _TOGETHER, _COMPONENT_BYTES = 384, 160 << 20
@@ -32,7 +34,8 @@ class Occurrences:
         x: [item, d_model], float64.
         groups: word -> sense -> numbers of its items.
         paired: numbers of the items that pairs are made of.
-        dropped: word and sentence of each occurrence whose token is a sink.
+        dropped: word and sentence of each occurrence whose token is a sink, or which sees nothing
+            of its sentence but itself.
     """
 
     items: list[SenseItem]
@@ -74,8 +77,9 @@ def occurrences(reader: Reader, data: SenseDataset, layer: int) -> Occurrences:
     for start in range(0, len(distinct), _TOGETHER):
         part = distinct[start : start + _TOGETHER]
         read = read_items(reader, part)
-        vectors.append(read.x[read.kept, layer].double())
-        for item, kept in zip(part, read.kept.tolist(), strict=True):
+        kept = read.kept & torch.tensor([_has_context(reader, item) for item in part])
+        vectors.append(read.x[kept, layer].double())
+        for item, kept in zip(part, kept.tolist(), strict=True):
             if kept:
                 items.append(item)
             else:
@@ -97,9 +101,23 @@ def occurrences(reader: Reader, data: SenseDataset, layer: int) -> Occurrences:
             paired.update(n for s in groups[word] for n in fit[s])
     if not groups:
         expected = "a word with two senses, each in three sentences or more"
-        hint = f"{len(dropped)} sentences were dropped, since their tokens are sinks."
+        hint = (
+            f"{len(dropped)} sentences were dropped: targets that are sinks, or see no other word."
+        )
         raise InputError(message("dataset", expected, f"{len(items)} sentences", hint))
     return Occurrences(items, at, torch.cat(vectors), groups, frozenset(paired), tuple(dropped))
+
+
+def _has_context(reader: Reader, item: SenseItem) -> bool:
+    """Return whether the target sees any of the text but itself; in an encoder it always does.
+
+    A decoder's first word has no sense from what it sees. Its token is close to being a sink, too:
+    with one head's output changed it may become one (SmolLM2).
+    """
+    encoding = reader.encode(item.sentence)
+    first = word_at(encoding, item.start, item.end).tokens[0]
+    causal = adapters.architecture(reader.model).causal
+    return not causal or not all(encoding.special[:first])
 
 
 def drawn_pairs(found: Occurrences, n_pairs: int, generator: torch.Generator) -> list[Pair]:
@@ -115,10 +133,11 @@ def drawn_pairs(found: Occurrences, n_pairs: int, generator: torch.Generator) ->
         for number in range(n_pairs):
             round_, couple = divmod(number, len(couples))
             (a, same_a), (b, same_b) = (_two(shuffled[s], round_) for s in couples[couple])
-            one = (a, same_a) if number % 2 == 0 else (b, same_b)
+            one, other = (a, same_a) if number % 2 == 0 else (b, same_b)
             # In a fixed order, differences of few sentences would cancel round by round.
             turned = bool(torch.rand((), generator=generator) < 0.5)
-            pairs.append(Pair(word, a, b, same_a, same_b, one[::-1] if turned else one))
+            control = (other, one) if turned else (one, other)
+            pairs.append(Pair(word, a, b, same_a, same_b, control))
     return pairs
 
 

@@ -54,7 +54,8 @@ class DriversResult(Result):
         n_pairs: pairs of each word.
         layer: the stream.
         error: largest |Σ contributions − separation| / ½(‖x_a‖ + ‖x_b‖) of all pairs.
-        dropped: word and sentence of each occurrence whose token is a sink.
+        dropped: word and sentence of each occurrence whose token is a sink, or which sees nothing
+            of its sentence but itself (a decoder's first word).
     """
 
     contribution: Float[Tensor, "word component"]
@@ -117,8 +118,8 @@ class DriversResult(Result):
                 column[checked] = values
                 columns[name + ending] = column.tolist()
         frame = pandas.DataFrame(columns)
-        order = frame["contribution"].abs().sort_values(ascending=False, kind="stable").index
-        return frame.loc[order].reset_index(drop=True)
+        order = mean.abs().argsort(descending=True, stable=True).tolist()
+        return frame.iloc[order].reset_index(drop=True)
 
     def looks_frame(self) -> Any:
         """Return one row a checked head and kind of key.
@@ -143,7 +144,8 @@ class DriversResult(Result):
 
         One row a unit: the heads' means, and heads in each word. Columns: unit n correlation
         (Pearson) correlation_low correlation_high slope (of measured on predicted, through 0)
-        slope_low slope_high, with 95 % bootstrap intervals over words.
+        slope_low slope_high rank_correlation (Spearman, which a few large effects do not rule),
+        with 95 % bootstrap intervals over words.
         """
         import pandas
 
@@ -168,14 +170,15 @@ class DriversResult(Result):
         rows = []
         for unit, count, found, drawn in units:
             row: list[Any] = [unit, count]
+            values = both.mean(dim=0) if unit == "heads" else both.transpose(0, 1).flatten(1)
             for value, draws in zip(found, drawn, strict=True):
                 low, high = torch.nanquantile(draws, ends).tolist() if n > 1 else [torch.nan] * 2
                 row += [float(value), low, high]
-            rows.append(row)
+            rows.append([*row, _rank_correlation(*values)])
         names = [
             f"{name}{end}" for name in ("correlation", "slope") for end in ("", "_low", "_high")
         ]
-        return pandas.DataFrame(rows, columns=["unit", "n", *names])
+        return pandas.DataFrame(rows, columns=["unit", "n", *names, "rank_correlation"])
 
     def _interval(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean over words, and the ends of its interval."""
@@ -198,6 +201,12 @@ def _of_sums(sums: Float[Tensor, "*draw sum"], n: int) -> tuple[Tensor, Tensor]:
     p, m, pp, mm, pm = sums.unbind(-1)
     spread = ((pp - p * p / n) * (mm - m * m / n)).clamp(min=0).sqrt()
     return (pm - p * m / n) / spread, pm / pp
+
+
+def _rank_correlation(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
+    """Return Spearman's correlation; ties are ordered as they come."""
+    ranks = torch.stack([values.argsort().argsort().double() for values in (one, other)])
+    return float(torch.corrcoef(ranks)[0, 1])
 
 
 def drift_drivers(
@@ -306,6 +315,9 @@ def _strongest(
     names: Sequence[Component], means: Float[Tensor, " component"], n: int
 ) -> tuple[HeadId, ...]:
     """Return the heads whose contribution is largest, that is, which pull apart most."""
-    heads = [(-float(means[k]), name) for k, name in enumerate(names) if name.kind == "head"]
-    chosen = sorted(heads, key=lambda entry: entry[0])[:n]
-    return tuple(HeadId(name.layer, name.head) for _, name in chosen if name.layer is not None)
+    heads = [
+        (-float(means[k]), HeadId(name.layer, name.head))
+        for k, name in enumerate(names)
+        if name.layer is not None and name.head is not None
+    ]
+    return tuple(head for _, head in sorted(heads)[:n])

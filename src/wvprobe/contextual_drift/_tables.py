@@ -30,8 +30,9 @@ def described(result: DriftResult) -> tuple[dict[str, Any], str, Any]:
         if name == "gap":
             columns |= {"gap_low": rows["low"].tolist(), "gap_high": rows["high"].tolist()}
         if name == "centroid_accuracy":
-            ends = (rows["low"].tolist(), rows["high"].tolist())
-            low, high = ends if len(result.words) > 1 else _over_sentences(result)
+            low, high = rows["low"].tolist(), rows["high"].tolist()
+            if len(result.words) == 1:
+                low, high = _over_sentences(result)
             columns |= {"accuracy_low": low, "accuracy_high": high}
     columns["shuffled"] = result.control[0].tolist()
     table = pandas.DataFrame(columns)
