@@ -81,11 +81,13 @@ by_distance = wvprobe.payload(model, senses, draws=draws, method="lda")
 # %%
 results = {"part of speech": pos, "sense": sense, "sense, by distance": by_distance}
 for name, found in results.items():
+    if found.labour is None:  # there, since v, q and k were read
+        continue
     print(f"\n{name}: excess of v, of q or k, and the difference, mean over layers")
     print(found.labour.contrasts_frame().round(3).to_string(index=False))
     value, low, high = found.labour.range.tolist()
     print(f"between layers v ranges over {value:.3f} [{low:.3f}, {high:.3f}]")
-pos.labour.figure()
+    found.labour.figure()
 
 # %% [markdown]
 # ## Where, and what: heads × layers × properties
