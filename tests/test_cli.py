@@ -193,6 +193,7 @@ class TestBudget:
         assert code == 1 and told in err.splitlines()[-1]
 
 
+<<<<<<< HEAD
 class TestDrift:
     """A row a stream on stdout: the numbers of the Python call."""
 
@@ -262,3 +263,20 @@ class TestDrift:
     def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
         code, _, err = run(capsys, "drift", "tiny:llama", *arguments)
         assert code == 1 and told in err.splitlines()[-1]
+=======
+def test_payload_lists_heads_and_the_division_of_labour(capsys, tmp_path):
+    code, out, err = run(
+        capsys,
+        *("payload", "tiny:llama", "--label", "pos", "--words", "200", "--draws", "3", "-k", "2"),
+        *("--by", "pca", "--erase", "1", "--out", str(tmp_path / "found")),
+    )
+    assert code == 0, err
+    assert "v, largest excess over pca (pos, accuracy of 200 words" in out
+    assert "v against q and k" in out and "attn_added" in out
+    assert (tmp_path / "found" / "result.json").exists()
+
+
+def test_payload_takes_one_data_set(capsys):
+    code, _, err = run(capsys, "payload", "tiny:llama", "--conllu", "a", "--senses", "b")
+    assert code == 1 and "not several" in err
+>>>>>>> payload

@@ -253,7 +253,9 @@ def test_distances_between_senses_do_not_depend_on_the_features_units(monkeypatc
         for sense in {items.labels[i] for i in own}:
             rest = [i for i in own if items.labels[i] == sense and i != item]
             gap = white[item] - white[rest].mean(dim=0)
-            distances[sense] = float(gap @ gap) - 3 / len(rest)
+            # The mean of the squared distance to the true mean, whatever the covariance.
+            spread = white[rest].var(dim=0).sum() / len(rest) if len(rest) > 1 else 0.0
+            distances[sense] = float(gap @ gap) - float(spread)
         scores[item] = float(min(distances, key=distances.get) == items.labels[item])
     assert torch.equal(right, scores) and right.mean() > 0.6
     assert torch.equal(one.right(x * torch.tensor([1e-3, 1.0, 1e3]) + 10.0)[0][0], right)
@@ -268,10 +270,25 @@ def test_distances_between_senses_do_not_depend_on_the_features_units(monkeypatc
     assert torch.equal(one.right(x)[0], one.right(x @ mixing)[0])
 
 
-def test_an_item_alone_with_its_label_is_wrong():
+def test_leaving_out_gives_no_label_away():
     x = torch.tensor([[0.0, 1.0], [0.1, 1.0], [5.0, 0.0]]).double()
     member = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
-    assert left_out_means(x @ x.T, member, 2).tolist() == [1.0, 1.0, 0.0]
+    assert left_out_means(x @ x.T, member).tolist() == [1.0, 1.0, 0.0]  # alone: wrong
+    # Vectors that are all the same, and vectors that know nothing, are told apart by chance.
+    senses = torch.nn.functional.one_hot(torch.arange(20) % 2).double()
+    same = torch.full((20, 5), 0.3).double()
+    assert left_out_means(same @ same.T, senses).tolist() == [0.5] * 20
+    for width, scale in ((3, 0.01), (3, 30.0), (60, 1.0)):
+        generator = torch.Generator().manual_seed(width)
+        noise = scale * torch.randn(400, 20, width, generator=generator).double() + 1.0
+        told = left_out_means(noise @ noise.mT, senses)
+        assert float(told.mean()) == pytest.approx(0.5, abs=0.02)
+    data = stratum_items()
+    one = stratum_scorer(data, method="lda")
+    nothing = one.right(torch.full((30, 1, 4), 0.7))[0]
+    counts = {"a": 2, "b": 2, "c": 3}
+    alike = torch.tensor([1 / counts[lemma] for lemma in data.strata])
+    assert torch.allclose(nothing[0], alike)
 
 
 def test_permuted_senses_stay_in_their_lemma_and_carry_nothing():

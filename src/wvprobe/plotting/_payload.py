@@ -30,12 +30,13 @@ def payload(result: PayloadResult) -> go.Figure:
     drawn = make_subplots(
         1, len(panels), subplot_titles=[title for title, _, _ in panels], horizontal_spacing=0.1
     )
+    ends = [axis.domain[1] for axis in drawn.select_xaxes()]
     # Excesses share one scale around 0.
     bound = _bound([result.grid(site, values) for _, values, p in panels if p is not None])
     for column, (title, values, p) in enumerate(panels, start=1):
         grid = result.grid(site, values)
         heat = _score_map(grid) if p is None else _excess_map(grid, bound)
-        bar = {"thickness": 10, "len": 0.9, "x": drawn.layout[_axis(column)].domain[1] + 0.005}
+        bar = {"thickness": 10, "len": 0.9, "x": ends[column - 1] + 0.005}
         heat.update(
             colorbar=bar,
             showscale=p is None or column == len(panels),
@@ -223,10 +224,6 @@ def _head_axes(drawn: go.Figure, grid: Tensor) -> None:
     drawn.update_yaxes(dtick=max(1, grid.shape[1] // 6))
     drawn.update_yaxes(title_text="head", col=1)
     drawn.update_annotations(font_size=13)
-
-
-def _axis(column: int) -> str:
-    return "xaxis" if column == 1 else f"xaxis{column}"
 
 
 def _name(reference: str) -> str:

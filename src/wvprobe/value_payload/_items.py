@@ -109,7 +109,7 @@ def items_of(
     if not kept:
         hint = "Give more words, or a smaller `min_count`."
         raise InputError(message("dataset", "such that two labels can be told apart", 0, hint))
-    groups = _groups(words, dataset, strata, chosen.groups)
+    groups = _groups(words, dataset, strata, chosen.groups, derived)
     return Items(
         spans=tuple(words.spans[i] for i in kept),
         labels=tuple(labels[i] for i in kept),
@@ -200,15 +200,18 @@ def _comparable(labels: Sequence[str], strata: Sequence[str]) -> list[int]:
     return [i for i, (lemma, sense) in pairs if counts[lemma, sense] > 1 and senses[lemma] > 1]
 
 
-def _groups(words: LabelledWords, dataset: Any, strata: Any, groups: str) -> Sequence[Any]:
-    """Return each word's group: the lemma for words in context, the sentence elsewhere."""
+def _groups(
+    words: LabelledWords, dataset: Any, strata: Any, groups: str, derived: bool
+) -> Sequence[Any]:
+    """Return each word's group: the lemma for labels of words in context, else the sentence."""
     if strata is not None:
         if groups not in ("auto", "lemma"):
             hint = "Senses are told apart within a lemma, so lemmas are what is resampled."
             raise InputError(message("groups", "'auto' or 'lemma' for senses", groups, hint))
         return strata
     if groups == "auto":
-        groups = "lemma" if isinstance(dataset, SenseDataset) else "sentence"
+        # Which token it is a lemma would settle.
+        groups = "lemma" if isinstance(dataset, SenseDataset) and not derived else "sentence"
     if groups == "sentence":
         return words.sentences
     if groups == "word":

@@ -62,11 +62,13 @@ class StratumScorer:
             for start in range(0, x.shape[1], at_once):
                 sites = slice(start, start + at_once)
                 part = x[where, sites].permute(2, 0, 1, 3).double()
+                if self.method == "lda":  # distances have no origin, rounding has
+                    part = part - part.mean(dim=2, keepdim=True)
                 products = part @ part.mT
                 for row, own in enumerate(labellings):
                     member = indicator(own, count)
                     told = (
-                        left_out_means(products, member, x.shape[2])
+                        left_out_means(products, member)
                         if self.method == "lda"
                         else left_out_centroids(products, member)
                     )
@@ -154,27 +156,28 @@ class StratumScorer:
 
 
 def left_out_means(
-    products: Float[Tensor, "*b item item2"], member: Float[Tensor, "*c item label"], width: int
+    products: Float[Tensor, "*b item item2"], member: Float[Tensor, "*c item label"]
 ) -> Float[Tensor, "*d item"]:
     """Say which items the nearest mean gives their own label, the item itself left out.
 
-    As :func:`wvprobe._told_apart.left_out_centroids`, with ‖x − m‖² in place of the cosine, for
-    features whose covariance within labels is I: ‖m‖² of a mean of n is then too large by
-    width / n on average, which is taken off. Without that the own mean, of one item fewer, would
-    be at a disadvantage.
+    As :func:`wvprobe._told_apart.left_out_centroids`, with ‖x − m‖² in place of the cosine. The
+    squared length of a mean of n vectors is too large by their variance over n, and the own mean
+    is one of fewer vectors: so ‖m‖² is estimated without bias, by the mean of x_i · x_j over pairs
+    of different vectors (of a single vector, by its own length).
     """
     sums = products @ member
     squares = torch.diagonal(products, dim1=-2, dim2=-1)[..., None].expand_as(sums)
     lengths = (member * sums).sum(dim=-2, keepdim=True).expand_as(sums)
+    each = (member * squares).sum(dim=-2, keepdim=True).expand_as(sums)
     own = member.expand_as(sums).bool()
-    sizes = member.sum(dim=-2, keepdim=True).expand_as(sums) - own.double()
+    n = member.sum(dim=-2, keepdim=True).expand_as(sums) - own.double()
     along = torch.where(own, sums - squares, sums)
     lengths = torch.where(own, lengths - 2 * sums + squares, lengths)
-    n = sizes.clamp(min=1.0)
-    nearness = along / n - (lengths / n.square() - width / n) / 2
-    nearness = torch.where(sizes > 0, nearness, -torch.inf)
+    pairs = lengths - torch.where(own, each - squares, each)
+    length = torch.where(n > 1, pairs / (n * (n - 1)).clamp(min=1.0), lengths)
+    nearness = torch.where(n > 0, along / n.clamp(min=1.0) - length / 2, -torch.inf)
     best = nearness.amax(dim=-1, keepdim=True)
-    tied = nearness >= best - TIED * (1.0 + best.abs())
+    tied = nearness >= best - TIED * (squares + best.abs())
     return (tied & own).any(dim=-1).double() / tied.sum(dim=-1)
 
 
