@@ -193,7 +193,6 @@ class TestBudget:
         assert code == 1 and told in err.splitlines()[-1]
 
 
-<<<<<<< HEAD
 class TestDrift:
     """A row a stream on stdout: the numbers of the Python call."""
 
@@ -263,7 +262,8 @@ class TestDrift:
     def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
         code, _, err = run(capsys, "drift", "tiny:llama", *arguments)
         assert code == 1 and told in err.splitlines()[-1]
-=======
+
+
 def test_payload_lists_heads_and_the_division_of_labour(capsys, tmp_path):
     code, out, err = run(
         capsys,
@@ -279,4 +279,3 @@ def test_payload_lists_heads_and_the_division_of_labour(capsys, tmp_path):
 def test_payload_takes_one_data_set(capsys):
     code, _, err = run(capsys, "payload", "tiny:llama", "--conllu", "a", "--senses", "b")
     assert code == 1 and "not several" in err
->>>>>>> payload

@@ -79,8 +79,8 @@ def occurrences(reader: Reader, data: SenseDataset, layer: int) -> Occurrences:
         read = read_items(reader, part)
         kept = read.kept & torch.tensor([_has_context(reader, item) for item in part])
         vectors.append(read.x[kept, layer].double())
-        for item, kept in zip(part, kept.tolist(), strict=True):
-            if kept:
+        for item, counts in zip(part, kept.tolist(), strict=True):
+            if counts:
                 items.append(item)
             else:
                 dropped.append((item.word, item.sentence))
