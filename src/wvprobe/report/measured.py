@@ -31,8 +31,8 @@ TEXT_A = "a power bank dropped into the river."
 TEXT_B = "The river bank is close to here."
 WORD, OTHER = "bank", "river"
 _DRAWS = 20  # random projections a layer
-_EXCHANGED = 43  # pairs of texts, one a bundled word
-_EVERY = 3  # of the bundled sentences every third, some seconds of them
+_EXCHANGED = 20  # pairs of texts
+_EVERY = 4  # of the bundled sentences every fourth, some seconds of them
 _SENTENCES = 1000  # of a treebank, which a report takes
 
 
@@ -54,7 +54,7 @@ class Measured:
 
         Parts of speech are the treebank's, or nouns against verbs of the bundled sentences.
         """
-        sample = self._sample(2)
+        sample = self._sample()
         speech: tuple[Any, str | None] = (labelled_senses(sample), "pos")
         if self.treebank is not None:
             speech = (self.treebank, None)
@@ -83,15 +83,15 @@ class Measured:
     @cached_property
     def growth(self) -> GrowthResult:
         """Which law the distance between a word's senses grows by, over the bundled words."""
-        sample = self._sample(4)
+        sample = self._sample()
         curves = drift(self.model, sample).curves()
         curves = {"cosine": curves["cosine"], "score": score_drift(self.model, sample).difference}
         return growth_law(curves, words=sample.words)
 
     @staticmethod
-    def _sample(every: int) -> SenseDataset:
+    def _sample() -> SenseDataset:
         senses = load_senses()
-        return replace(senses, items=senses.items[::every])
+        return replace(senses, items=senses.items[::_EVERY])
 
     @cached_property
     def bank(self) -> PairDriftResult:
@@ -110,8 +110,8 @@ class Measured:
 
     @cached_property
     def variance(self) -> VarianceResult:
-        """What explains scores: pairs, offsets, context; a third of the bundled sentences."""
-        texts = [item.sentence for item in load_senses()][::_EVERY]
+        """What explains scores: pairs, offsets, context; a fourth of the bundled sentences."""
+        texts = [item.sentence for item in self._sample()]
         return score_variance(self.model, texts)
 
     @cached_property

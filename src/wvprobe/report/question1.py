@@ -137,7 +137,7 @@ from wvprobe.datasets import labelled_senses
 from wvprobe.dissociation import double_dissociation
 
 senses = wvprobe.load_senses()
-sample = replace(senses, items=senses.items[::2])
+sample = replace(senses, items=senses.items[::4])
 labels = {"sense": (sample, None), "pos": (labelled_senses(sample), "pos")}
 if conllu:
     labels["pos"] = (wvprobe.load_conllu(conllu), None)
@@ -147,7 +147,7 @@ for name, (words, label) in labels.items():
     frame = found.labour.contrasts_frame().query("reference == 'random'")
     for row in frame.itertuples():
         numbers[f"{name}: v − {row.against}"] = row.value
-summary = double_dissociation(model, n_pairs=43).summary()
+summary = double_dissociation(model, n_pairs=20).summary()
 chosen = summary.query("pairs == 'matched' and contrast == 'content'")
 numbers["values_minus_patterns"] = chosen["mean"].iloc[0]""",
         division_exhibits,
@@ -166,7 +166,7 @@ from dataclasses import replace
 from wvprobe.datasets import labelled_senses
 
 senses = wvprobe.load_senses()
-sample = labelled_senses(replace(senses, items=senses.items[::2]))
+sample = labelled_senses(replace(senses, items=senses.items[::4]))
 words, label = (wvprobe.load_conllu(conllu), None) if conllu else (sample, "pos")
 found = wvprobe.payload(model, words, label=label, draws=20)
 overlap = wvprobe.subspace_overlap(wvprobe.HeadWeights.from_model(model), "V")

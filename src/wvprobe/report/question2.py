@@ -369,7 +369,7 @@ numbers = dict(zip(("cosine", "score"), wins.tolist()))""",
         "A corpus whose pairs recur in like contexts only would turn it; so would a model whose "
         "upper layers read tokens and offsets alone.",
         """\
-texts = [item.sentence for item in wvprobe.load_senses()][::3]
+texts = [item.sentence for item in wvprobe.load_senses()][::4]
 found = wvprobe.score_variance(model, texts)
 share, low, high = found.heads_above
 frame = found.to_frame()
