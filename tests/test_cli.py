@@ -193,6 +193,77 @@ class TestBudget:
         assert code == 1 and told in err.splitlines()[-1]
 
 
+class TestDrift:
+    """A row a stream on stdout: the numbers of the Python call."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def senses(tmp_path_factory):
+        """Two words of the bundled set in a file of their own."""
+        from wvprobe.datasets import load_senses
+
+        bundled = load_senses().to_frame()
+        few = bundled[bundled["word"].isin(["bank", "bat"])].iloc[::3]
+        columns = ["word", "sense", "gloss", "pos", "sentence", "start", "end", "context"]
+        path = tmp_path_factory.mktemp("senses") / "few.csv"
+        few[columns].to_csv(path, index=False)
+        return str(path)
+
+    def test_words_of_a_file(self, capsys, senses, tmp_path):
+        from wvprobe._types import Result
+        from wvprobe.contextual_drift import DriftResult, drift
+        from wvprobe.datasets import load_senses
+        from wvprobe.testing import tiny_model
+
+        code, out, err = run(
+            capsys, "drift", "tiny:llama", "--senses", senses, "--out", str(tmp_path / "d")
+        )
+        assert code == 0 and "reading 32 sentences" in err and "figure.html" in err
+        expected = drift(tiny_model("llama"), load_senses(senses))
+        title, header, *rows = out.strip().splitlines()
+        assert "2 words, 32 sentences" in title and "over words (bootstrap)" in title
+        names = header.split()
+        assert names[:3] == ["layer", "self_similarity", "baseline"] and len(rows) == 4
+        frame = expected.summary().set_index(["measure", "layer"])
+        for layer, row in enumerate(rows):
+            told = dict(zip(names, map(float, row.split()), strict=True))
+            for measure, column, end in (
+                ("self_similarity", "self_similarity", "mean"),
+                ("different_sense", "different_sense", "mean"),
+                ("gap", "gap_low", "low"),
+                ("centroid_accuracy", "centroid_accuracy", "mean"),
+                ("centroid_accuracy", "accuracy_high", "high"),
+            ):
+                value = frame.loc[(measure, layer), end]
+                assert told[column] == pytest.approx(value, rel=1e-3, abs=1e-6), column
+            assert told["shuffled"] == pytest.approx(float(expected.control[0, layer]), rel=1e-3)
+        saved = Result.load(tmp_path / "d")
+        assert isinstance(saved, DriftResult) and saved.to_frame().equals(expected.to_frame())
+        assert "plotly" in (tmp_path / "d" / "figure.html").read_text(encoding="utf-8")[:200_000]
+
+    def test_one_word_as_json(self, capsys, senses):
+        code, out, _ = run(
+            capsys, "drift", "tiny:bert", "--senses", senses, "--word", "bank", "--json"
+        )
+        found = json.loads(out)
+        assert code == 0 and found["words"] == ["bank"] and found["interval_over"] == "sentences"
+        assert found["settings"]["pool"] == "mean" and len(found["layers"]) == 4
+        row = found["layers"][2]
+        assert row["gap_low"] is None
+        assert 0 <= row["accuracy_low"] < row["centroid_accuracy"] < row["accuracy_high"] <= 1
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("--word", "bnk"), "Did you mean 'bank'"),
+            (("--senses", "nowhere.csv"), "nowhere.csv"),
+        ],
+    )
+    def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
+        code, _, err = run(capsys, "drift", "tiny:llama", *arguments)
+        assert code == 1 and told in err.splitlines()[-1]
+
+
 def test_payload_lists_heads_and_the_division_of_labour(capsys, tmp_path):
     code, out, err = run(
         capsys,

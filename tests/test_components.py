@@ -5,7 +5,13 @@ import torch
 
 from wvprobe import adapters
 from wvprobe.activations import capture
-from wvprobe.components import Component, position_parts, stream_components, stream_sources
+from wvprobe.components import (
+    Component,
+    components_at,
+    position_parts,
+    stream_components,
+    stream_sources,
+)
 from wvprobe.errors import InputError
 from wvprobe.testing import FAMILIES, tiny_model
 
@@ -23,6 +29,23 @@ def test_components_add_up(family, layer, tiny):
     assert sum(name.kind == "mlp" for name in found.names) == layer
     stream = capture(model, TEXT, "stream", layers=layer)["stream"][0, :, 0].double()
     assert torch.equal(stream, found.stream)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chosen_tokens_of_several_texts(family, tiny):
+    """Batched reading of a token each is every text alone; a text may be asked for twice."""
+    model = tiny(family)
+    rows = [(TEXT, 3), ("A boat on the other bank was empty.", 5), (TEXT, 1)]
+    for layer in (0, 3):
+        found = components_at(model, [t for t, _ in rows], [p for _, p in rows], layer=layer)
+        assert found.reconstruction_error < 1e-5
+        for row, (text, at) in enumerate(rows):
+            alone = stream_components(model, text, layer=layer)
+            assert found.names == alone.names and found.tokens[row] == alone.tokens[at]
+            scale = float(alone.stream[at].norm())
+            torch.testing.assert_close(
+                found.vectors[:, row], alone.vectors[:, at], rtol=0, atol=1e-5 * scale
+            )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "bert"])

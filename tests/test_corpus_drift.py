@@ -6,7 +6,15 @@ import torch
 import wvprobe
 from wvprobe._types import Result
 from wvprobe.activations import capture
-from wvprobe.contextual_drift import _baseline, _measures, _vectors, drift, fit_correction
+from wvprobe.contextual_drift import (
+    _baseline,
+    _corpus,
+    _measures,
+    _vectors,
+    drift,
+    fit_correction,
+    layer_similarity,
+)
 from wvprobe.contextual_drift._baseline import RandomTokens, random_tokens
 from wvprobe.contextual_drift._measures import measure_word
 from wvprobe.contextual_drift._vectors import Reader, read_items
@@ -149,6 +157,25 @@ def test_chunks_change_nothing(found, monkeypatch):
     again = drift(tiny_model("llama"), FEW, correction="zscore")
     for name, values in found.values.items():
         torch.testing.assert_close(again[name], values, rtol=0, atol=1e-4, equal_nan=True)
+
+
+def test_what_is_kept_holds_no_more_than_itself(monkeypatch, tiny):
+    kept = []
+    monkeypatch.setattr(_corpus, "_SAMPLE", 7)
+    monkeypatch.setattr(
+        _corpus, "layer_similarity", lambda x, *_, **__: kept.append(x) or layer_similarity(x)
+    )
+    stacked = torch.stack
+
+    def stack(parts, *args, **kwargs):
+        for part in parts:
+            if part.shape == (4, 42):  # a sampled vector, all streams
+                kept.append(part.untyped_storage().nbytes())
+        return stacked(parts, *args, **kwargs)
+
+    monkeypatch.setattr(_corpus.torch, "stack", stack)
+    drift(tiny("llama"), FEW)
+    assert kept[:-1] == [4 * 4 * 42] * 7 and kept[-1].shape == (7, 4, 42)
 
 
 def test_frame_columns_and_round_trip(found, tmp_path):
@@ -414,8 +441,11 @@ def test_homonyms_by_stream(name, expected, shared_data):
 def test_a_decoder_sees_what_stands_before(smollm2, minilm):
     rows = {}
     for name, model in (("decoder", smollm2), ("encoder", minilm)):
-        frame = drift(model).context_frame()
-        last = frame[(frame["layer"] == frame["layer"].max()) & (frame["measure"] == "gap")]
-        rows[name] = last.set_index("context").loc["before - after"]
-    assert rows["decoder"]["low"] > 0.01
-    assert rows["encoder"]["mean"] < rows["decoder"]["mean"] / 2
+        frame = drift(model).context_frame().query("measure == 'centroid_accuracy'")
+        rows[name] = frame[frame["layer"] == frame["layer"].max()].set_index("context")
+    # What stands after the word is as good as nothing to a decoder (shuffled senses give .46).
+    assert rows["decoder"].loc["before", "low"] > 0.9
+    assert rows["decoder"].loc["after", "high"] < 0.6
+    assert rows["decoder"].loc["before - after", "low"] > 0.35
+    assert rows["encoder"].loc["after", "low"] > 0.75
+    assert rows["encoder"].loc["before - after", "high"] < 0.2

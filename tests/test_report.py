@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,10 +15,12 @@ from wvprobe.errors import DiskSpaceError
 from wvprobe.report import write_report
 from wvprobe.report.catalogue import CLAIMS, QUESTIONS
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
+from wvprobe.report.question1 import Estimate, judge_anew, judge_division
 from wvprobe.report.question2 import (
     judge_changes,
     judge_context,
     judge_drift,
+    judge_growth,
     judge_influence,
     judge_position,
 )
@@ -42,7 +45,23 @@ from wvprobe.testing import tiny_model
 IDS = (
     "1.1 1.2 2.1 2.2 2.3 2.4 2.5 2.6 3.1 3.2 3.3 3.4 4.1 4.2 4.3 4.4 4.5 5.1 5.2 5.3 5.4 5.5 5.6"
 ).split()
-MEASURED = {"2.1", "2.2", "2.4", "2.5", "2.6", "3.3", "3.4", "4.1", "4.2", "5.1", "5.4", "5.5"}
+MEASURED = {
+    "1.1",
+    "1.2",
+    "2.1",
+    "2.2",
+    "2.3",
+    "2.4",
+    "2.5",
+    "2.6",
+    "3.3",
+    "3.4",
+    "4.1",
+    "4.2",
+    "5.1",
+    "5.4",
+    "5.5",
+}
 MEASURED |= {"4.3", "4.4", "4.5"}
 # The clock's numbers are of the moment: what the lines of Python give is of the same kind only.
 TIMED = {"4.4"}
@@ -65,6 +84,15 @@ def short_clock(monkeypatch):
     monkeypatch.setattr("wvprobe._kernels.peak", lambda *_: (1e11, 1e10))
     monkeypatch.setattr("wvprobe.report.measured.time_attention", quick)
     monkeypatch.setattr(wvprobe, "time_attention", quick, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def fewer_words(monkeypatch):
+    """Take nine words of the bundled ones, likewise."""
+    whole = wvprobe.load_senses()
+    few = replace(whole, items=tuple(i for i in whole.items if i.word in whole.words[:9]))
+    for module in ("wvprobe", "wvprobe.report.measured", "wvprobe._equal_texts"):
+        monkeypatch.setattr(f"{module}.load_senses", lambda: few)
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +253,47 @@ class TestVerdicts:
         finding = judge_relations(clear, nominal, 7, 100)
         assert finding.verdict == verdict and finding.numbers["layer"] == 1
 
+    @pytest.mark.parametrize(
+        ("cosine", "score", "verdict"),
+        [
+            ((0.7, 0.51, 0.9), (0.7, 0.6, 0.9), "supported"),
+            ((0.7, 0.50, 0.9), (0.7, 0.6, 0.9), "mixed"),
+            ((0.7, 0.60, 0.9), (0.3, 0.1, 0.49), "refuted"),
+            ((0.7, 0.60, 0.9), (0.3, 0.1, 0.50), "mixed"),
+        ],
+    )
+    def test_growth(self, cosine, score, verdict):
+        finding = judge_growth({"cosine": cosine, "score": score}, 43)
+        assert (finding.verdict, finding.n) == (verdict, 43)
+
+    @pytest.mark.parametrize(
+        ("query", "content", "verdict"),
+        [
+            ((0.1, 0.01, 0.2), (0.2, 0.01, 0.3), "supported"),
+            ((0.1, 0.00, 0.2), (0.2, 0.01, 0.3), "mixed"),
+            ((0.1, 0.01, 0.2), (0.2, 0.00, 0.3), "mixed"),
+            ((-0.1, -0.2, 0.0), (-0.2, -0.3, 0.0), "refuted"),
+            ((-0.1, -0.2, 0.0), (0.2, 0.1, 0.3), "mixed"),
+        ],
+    )
+    def test_division(self, query, content, verdict):
+        contrasts = {"sense: v − q": Estimate(*query), "sense: v − k": Estimate(0.2, 0.1, 0.3)}
+        finding = judge_division(contrasts, Estimate(*content), 43)
+        assert finding.verdict == verdict and finding.interval == content[1:]
+
+    @pytest.mark.parametrize(
+        ("excess", "profile", "verdict"),
+        [
+            (0.05, (0.2, 0.06, 0.3), "supported"),
+            (0.06, (0.2, 0.06, 0.3), "refuted"),
+            (-0.06, (0.2, 0.06, 0.3), "refuted"),
+            (0.01, (0.2, 0.05, 0.3), "mixed"),
+            (0.01, (0.02, 0.01, 0.05), "refuted"),
+        ],
+    )
+    def test_anew(self, excess, profile, verdict):
+        assert judge_anew(excess, Estimate(*profile), 30).verdict == verdict
+
     def test_divisibility(self):
         assert judge_divisibility([True, True], [True, True]).verdict == "supported"
         found = judge_divisibility([True, False, False], [True, True, False])
@@ -325,7 +394,7 @@ def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, tr
     written = write_report(model, tmp_path, treebank=load_conllu(treebank))
     page, document = written.page.read_text(), json.loads(written.results.read_text())
     for claim in document["claims"]:
-        if claim["id"] not in MEASURED:
+        if claim["id"] not in MEASURED or claim["verdict"] == "not testable here":
             continue
         given = {"wvprobe": wvprobe, "model": model, "text_a": TEXT_A, "text_b": TEXT_B}
         given["conllu"] = str(treebank)
@@ -339,6 +408,17 @@ def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, tr
             assert float(value) == pytest.approx(expected, rel=1e-6, abs=1e-9), (claim["id"], name)
         assert claim["flips"] and claim["code"].splitlines()[-1].split("#")[0].strip()
     assert "context_dependence(model, text_a, text_b" in page
+
+
+def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say():
+    model = tiny_model("llama", num_hidden_layers=12)
+    claim = next(claim for claim in CLAIMS if claim.id == "2.3")
+    finding = claim.judge(Measured(model))
+    assert finding.verdict != "not testable here" and finding.n == 9
+    given = {"wvprobe": wvprobe, "model": model}
+    exec(claim.code, given)
+    assert given["numbers"] == finding.numbers
+    assert claim.judge(Measured(tiny_model("llama"))).verdict == "not testable here"
 
 
 def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():

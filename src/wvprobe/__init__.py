@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wvprobe.compose import composition as composition
     from wvprobe.context_shares import context_dependence as context_dependence
     from wvprobe.contextual_drift import drift as drift
+    from wvprobe.contextual_drift import drift_drivers as drift_drivers
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.datasets import load_conllu as load_conllu
@@ -57,6 +58,7 @@ _HOMES = {
     "composition": "compose",
     "context_dependence": "context_shares",
     "drift": "contextual_drift",
+    "drift_drivers": "contextual_drift",
     "drift_pair": "contextual_drift",
     "erase": "value_payload",
     "figure": "plotting",

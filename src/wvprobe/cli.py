@@ -226,6 +226,39 @@ def _erased(model: Any, data: Any, best: Any, count: int, given: dict[str, Any])
     _table("label erased from v, against random directions of equal energy", frame[columns])
 
 
+@app.command()
+def drift(
+    model: str = typer.Argument("smollm2-135m", help="Alias, folder, GGUF file or hub name."),
+    senses: str | None = typer.Option(
+        None, "--senses", help="A file of words in context; the bundled set without."
+    ),
+    word: str | None = typer.Option(None, "--word", help="One word of the set."),
+    out: str | None = typer.Option(None, "--out", help="Folder for the result and its figure."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead."),
+) -> None:
+    """Print, layer by layer, how far the senses of words part ways."""
+    from wvprobe.contextual_drift import drift as run
+    from wvprobe.contextual_drift._tables import described
+    from wvprobe.datasets import load_senses
+    from wvprobe.models import load
+
+    data = load_senses(senses)
+    data = data if word is None else data.only(word)
+    _say(f"opening {model}")
+    bridge = load(model)
+    _say(f"reading {len(data)} sentences")
+    result = run(bridge, data)
+    document, title, table = described(result)
+    if out is not None:
+        page = result.save(out) / "figure.html"
+        result.figure().write_html(page)
+        _say(f"wrote {page.parent.resolve()}: result.json, tensors.safetensors, figure.html")
+    if as_json:
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        _table(title, table)
+
+
 def _heads(model: str, streamed: bool) -> "HeadWeights":
     from wvprobe.heads import HeadWeights
     from wvprobe.models import load

@@ -5,8 +5,9 @@ through every norm that acts on the stream itself (BERT's) and added up in any b
 norm on what a block puts out (Gemma-2) is part of what the block wrote.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,9 @@ from wvprobe._validate import index
 from wvprobe.activations import Activations, read_sites
 from wvprobe.adapters import Architecture, Norm
 from wvprobe.words import encode
+
+# What reads sites of given layers: of one text, or of one token of each of several.
+_Read = Callable[..., Activations]
 
 
 class Component(NamedTuple):
@@ -44,14 +48,14 @@ class Component(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamComponents:
-    """One text's stream, taken apart.
+    """One text's stream, or that of chosen tokens of several texts, taken apart.
 
     Attributes:
         names: the components, in the order of the first axis of `vectors`.
         vectors: [component, pos, d_model], float64; they add up to `stream`.
         stream: [pos, d_model], float64, as the model has it.
         layer: which stream, 0 the embedding, k after block k − 1.
-        tokens: token ids.
+        tokens: token ids, one a position.
     """
 
     names: tuple[Component, ...]
@@ -68,13 +72,15 @@ class StreamComponents:
 
 
 class _Block:
-    """What one block wrote, and what it read, in one text."""
+    """What one block wrote, and what it read: in one text, or at a token each of several."""
 
     def __init__(self, model: Any, arch: Architecture, seen: Activations, block: int) -> None:
         self.model, self.arch, self.seen, self.block = model, arch, seen, block
 
     def read(self, site: str) -> Tensor:
         """Return a site, [pos, ...], float64; a pattern is [head, query, key]."""
+        if self.seen.positions is not None:
+            return self.seen[site][:, self.block].double()
         at = (0, self.block) if site == "pattern" else (0, slice(None), self.block)
         return self.seen[site][at].double()
 
@@ -156,14 +162,52 @@ def stream_components(model: Any, text: str, *, layer: int) -> StreamComponents:
     """
     arch = adapters.architecture(model)
     layer = index("layer", layer, arch.n_layers + 1, "streams")
+    return _taken_apart(model, arch, partial(read_sites, model, text), layer)
+
+
+def components_at(
+    model: Any,
+    texts: Sequence[str],
+    positions: Sequence[int],
+    *,
+    layer: int,
+    prepend_bos: bool | None = None,
+) -> StreamComponents:
+    """Take the stream of one token of each text apart, and keep nothing of the others.
+
+    The same as :func:`stream_components` of every text, read in batches; a text that is given
+    several times runs once.
+
+    Args:
+        model: a TransformerBridge.
+        texts: the texts.
+        positions: which token of each.
+        layer: which stream, as in :func:`stream_components`.
+        prepend_bos: as in the bridge's ``to_tokens``; None for its default.
+
+    Returns:
+        The place in the list stands where :func:`stream_components` has the position.
+
+    Raises:
+        InputError: no such stream or position.
+    """
+    arch = adapters.architecture(model)
+    layer = index("layer", layer, arch.n_layers + 1, "streams")
+    read = partial(
+        read_sites, model, texts, positions=positions, prepend_bos=prepend_bos, share=True
+    )
+    return _taken_apart(model, arch, read, layer)
+
+
+def _taken_apart(model: Any, arch: Architecture, read: _Read, layer: int) -> StreamComponents:
     carried = Carried()
-    seen = _fill(model, arch, text, layer, carried)
+    seen = _fill(model, arch, read, layer, carried)
     return StreamComponents(
         names=tuple(carried.names),
         vectors=torch.stack(carried.parts),
-        stream=seen["stream"][0, :, -1].double(),
+        stream=_Block(model, arch, seen, -1).read("stream"),
         layer=layer,
-        tokens=seen.tokens[0],
+        tokens=_read_tokens(seen)[0],
     )
 
 
@@ -186,8 +230,16 @@ def stream_sources(model: Any, text: str, *, layer: int) -> Float[Tensor, "sourc
     arch = adapters.architecture(model)
     layer = index("layer", layer, arch.n_layers + 1, "streams")
     carried = _Sources(len(encode(model, text).ids), arch.d_model)
-    _fill(model, arch, text, layer, carried)
+    _fill(model, arch, partial(read_sites, model, text), layer, carried)
     return carried.parts
+
+
+def _read_tokens(seen: Activations) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return ids and positions of the tokens read."""
+    if seen.positions is None:
+        return seen.tokens[0], tuple(range(len(seen.tokens[0])))
+    at = tuple(position for (position,) in seen.positions)
+    return tuple(ids[position] for ids, position in zip(seen.tokens, at, strict=True)), at
 
 
 class EmbeddingParts(NamedTuple):
@@ -207,16 +259,27 @@ class EmbeddingParts(NamedTuple):
 
 
 def embedding_parts(
-    model: Any, arch: Architecture, tokens: tuple[int, ...]
+    model: Any,
+    arch: Architecture,
+    tokens: tuple[int, ...],
+    positions: tuple[int, ...] | None = None,
 ) -> EmbeddingParts | None:
-    """Return what the embedding of tokens is the sum of; None without learned positions."""
+    """Return what the embedding of tokens is the sum of; None without learned positions.
+
+    Args:
+        model: a TransformerBridge.
+        arch: its architecture.
+        tokens: their ids.
+        positions: where each stands; None for a text from its first token on.
+    """
     table = adapters.position_table(model, arch)
     if table is None:
         return None
     token = adapters.embedding_table(model).detach().cpu()[list(tokens)].double()
     kind = adapters.token_type_embedding(model)
     constant = torch.zeros_like(token) if kind is None else kind.cpu().double().expand_as(token)
-    position = table.cpu()[: len(tokens)].double()
+    at = range(len(tokens)) if positions is None else positions
+    position = table.cpu()[list(at)].double()
     return EmbeddingParts(token, position, constant, adapters.embedding_norm(model, arch))
 
 
@@ -258,14 +321,14 @@ def position_parts(
 
 
 def _fill(
-    model: Any, arch: Architecture, text: str, layer: int, carried: Carried | _Sources
+    model: Any, arch: Architecture, read: _Read, layer: int, carried: Carried | _Sources
 ) -> Activations:
     """Let everything that wrote a stream add its part; return the embedding and that stream."""
-    seen = read_sites(model, text, "stream", layers=sorted({0, layer}))
+    seen = read("stream", layers=sorted({0, layer}))
     for name, part in _embedded(model, arch, seen):
         carried.add(name, part)
     if layer:
-        _add_blocks(model, arch, text, layer, carried)
+        _add_blocks(model, arch, read, layer, carried)
     return seen
 
 
@@ -273,8 +336,8 @@ def _embedded(
     model: Any, arch: Architecture, seen: Activations
 ) -> Iterator[tuple[Component, Tensor]]:
     """Yield what the embedding wrote: token, position, and what is the same for all tokens."""
-    stream = seen["stream"][0, :, 0].double()
-    parts = embedding_parts(model, arch, seen.tokens[0])
+    stream = _Block(model, arch, seen, 0).read("stream")
+    parts = embedding_parts(model, arch, *_read_tokens(seen))
     if parts is None:
         yield Component("token"), stream
         return
@@ -291,10 +354,10 @@ def _embedded(
 
 
 def _add_blocks(
-    model: Any, arch: Architecture, text: str, layer: int, carried: Carried | _Sources
+    model: Any, arch: Architecture, read: _Read, layer: int, carried: Carried | _Sources
 ) -> None:
     sites = (*carried.SITES, "resid_pre", "attn_out", "attn_added", "mlp_out")
-    seen = read_sites(model, text, sites, layers=range(layer))
+    seen = read(sites, layers=range(layer))
     for number in range(layer):
         block, name = _Block(model, arch, seen, number), Component("bias", number)
         carried.add_heads(block)

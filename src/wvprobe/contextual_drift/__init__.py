@@ -7,6 +7,7 @@ words; and beside pairs of the word in one and the same sense, which differ by c
 
 from wvprobe.contextual_drift._corpus import drift
 from wvprobe.contextual_drift._corrections import CORRECTIONS, Correction, fit_correction
+from wvprobe.contextual_drift._drivers import DriversResult, drift_drivers
 from wvprobe.contextual_drift._growth import LAWS, GrowthResult, growth_law
 from wvprobe.contextual_drift._held_out import HeldOutSenses, held_out_senses
 from wvprobe.contextual_drift._layers import LayerSimilarity, layer_similarity
@@ -27,6 +28,7 @@ __all__ = [
     "Correction",
     "DriftBaseline",
     "DriftResult",
+    "DriversResult",
     "GrowthResult",
     "HeldOutSenses",
     "LayerSimilarity",
@@ -35,6 +37,7 @@ __all__ = [
     "ScoreDrift",
     "drift",
     "drift_baseline",
+    "drift_drivers",
     "drift_pair",
     "fit_correction",
     "growth_law",

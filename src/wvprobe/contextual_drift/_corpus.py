@@ -186,7 +186,8 @@ class _Run:
         items = [items[place] for place in at.tolist()]
         for place in at.tolist():
             if numbers[place] in self.sampled:
-                self.sample.append(read.x[place])
+                # A copy: a view would keep all vectors of its words.
+                self.sample.append(read.x[place].clone())
                 self.sample_words.append(word)
         kinds = {sense: k for k, sense in enumerate(dict.fromkeys(i.sense for i in items))}
         senses = torch.tensor([kinds[item.sense] for item in items])

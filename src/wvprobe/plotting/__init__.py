@@ -16,6 +16,7 @@ from wvprobe.context_shares import ContextResult
 from wvprobe.contextual_drift import (
     DriftBaseline,
     DriftResult,
+    DriversResult,
     GrowthResult,
     HeldOutSenses,
     LayerSimilarity,
@@ -39,6 +40,7 @@ from wvprobe.plotting import (
     _composition,
     _contexts,
     _drift,
+    _drivers,
     _exchange,
     _flow,
     _ledgers,
@@ -74,6 +76,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     DissociationResult: _exchange.dissociation,
     DriftBaseline: _words.baseline,
     DriftResult: _drift.drift,
+    DriversResult: _drivers.drivers,
     EraseResult: _payload.erasure,
     ExchangeResult: _exchange.exchange,
     FlowResult: _flow.flow,

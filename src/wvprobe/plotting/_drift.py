@@ -76,9 +76,9 @@ def drift(result: DriftResult) -> go.Figure:
     drawn.update_annotations(font_size=13)
     return drawn.update_layout(
         title_text=_parted(result),
-        height=720,
+        height=760,
         margin_t=TOP_WITH_PANELS,
-        legend={"orientation": "h", "y": -0.1},
+        legend={"orientation": "h", "y": -0.13},
     )
 
 
@@ -188,12 +188,12 @@ def growth(result: GrowthResult) -> go.Figure:
     shares = frame[frame["law"] == "exponential"]
     told = ", ".join(f"{row.share:.0%} in {row.metric}" for row in shares.itertuples(index=False))
     title = (
-        f"Exponential growth is the best of four laws for {told} (share of words)"
+        f"Exponential growth is the best of four laws in these shares of words:<br>{told}"
         f"<br>least {result.errors} errors, AICc; median R² of the best law "
         f"{frame['median_r2'].min():.2f} to {frame['median_r2'].max():.2f}"
     )
     drawn.update_yaxes(title_text="share of words", tickformat=".0%", range=[0, 1.05])
-    return drawn.update_layout(title_text=title, height=430, barmode="group")
+    return drawn.update_layout(title_text=title, height=450, barmode="group", margin_t=105)
 
 
 def score_drift(result: ScoreDrift) -> go.Figure:

@@ -40,7 +40,7 @@ def check_finite(
     X: Tensor, axes: tuple[str, ...], places: tuple[tuple[int | str, ...], ...]
 ) -> None:
     """Refuse NaN and infinity, naming the first site that has any."""
-    if math.isfinite(float(X.sum(dtype=torch.float64))):
+    if math.isfinite(float(X.sum())):
         return  # a sum is NaN or infinite where anything in it is
     finite = X.isfinite()
     if bool(finite.all()):
@@ -50,7 +50,7 @@ def check_finite(
     named = ", ".join(f"{name} {labels[at]}" for name, labels, at in parts)
     where = f"{named + ', ' if named else ''}item {item}, feature {feature}"
     value = float(X[(item, *site, feature)])
-    raise InputError(message("X", "finite", f"shape of {value} at {where}"[9:]))
+    raise InputError(message("X", "finite", f"{value} at {where}"))
 
 
 def checked_grid(

@@ -24,7 +24,7 @@ from wvprobe.ledger import LedgerResult, score_ledger
 from wvprobe.pair_variance import VarianceResult, score_variance
 from wvprobe.sense_maps import SenseMap, sense_map
 from wvprobe.subspaces import OverlapResult, subspace_overlap
-from wvprobe.value_payload import PayloadResult, payload
+from wvprobe.value_payload import LabourResult, PayloadResult, payload
 from wvprobe.word_pairs import PairScores, pair_scores
 
 TEXT_A = "a power bank dropped into the river."
@@ -63,6 +63,12 @@ class Measured:
             name: payload(self.model, given, label=label, draws=_DRAWS)
             for name, (given, label) in words.items()
         }
+
+    @cached_property
+    def labours(self) -> dict[str, LabourResult]:
+        """Of both labels, values against queries and keys."""
+        found = self.payloads.items()
+        return {name: each.labour for name, each in found if each.labour is not None}
 
     @cached_property
     def dissociation(self) -> DissociationResult:

@@ -49,8 +49,8 @@ def judge_division(contrasts: Mapping[str, Estimate], content: Estimate, n: int)
 def division(measured: Measured) -> Finding:
     """Hold v's decodability against q's and k's, and exchanged values against patterns."""
     contrasts = {}
-    for label, found in measured.payloads.items():
-        frame = found.labour.contrasts_frame().query("reference == 'random'")
+    for label, found in measured.labours.items():
+        frame = found.contrasts_frame().query("reference == 'random'")
         for row in frame.itertuples():
             contrasts[f"{label}: v − {row.against}"] = Estimate(row.value, row.low, row.high)
     summary = measured.dissociation.summary()
@@ -89,7 +89,7 @@ def anew(measured: Measured) -> Finding:
             "not testable here",
             reason="Every layer's W_V reads the whole stream, so that the spaces overlap wholly.",
         )
-    profile = Estimate(*measured.payloads["pos"].labour.range.tolist())
+    profile = Estimate(*measured.labours["pos"].range.tolist())
     return judge_anew(overlap.excess, profile, len(overlap.overlap))
 
 
@@ -102,7 +102,10 @@ def division_exhibits(measured: Measured) -> list[Exhibit]:
             "projections of the same input, of its principal components, of the word's embedding "
             "alone and of shuffled labels: a score says little without them."
         )
-        shown += [Exhibit(found, text), Exhibit(found.labour, "The same as a mean over heads.")]
+        shown += [
+            Exhibit(found, text),
+            Exhibit(measured.labours[label], "The same as a mean over heads."),
+        ]
     control = measured.dissociation.summary().query("pairs == 'control' and contrast == 'content'")
     text = (
         "Between two sentences of equal length a head's pattern alone, or its values alone, are "
