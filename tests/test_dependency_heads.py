@@ -232,6 +232,7 @@ def test_ratios_of_clusters():
 
 
 @pytest.mark.real_model
+@pytest.mark.slow
 def test_syntax_in_a_real_model(minilm, shared_data):
     """Objects find their verbs far beyond any offset (Clark et al. 2019 found the like in BERT)."""
     treebank = load_conllu(shared_data / "ud_english_ewt" / "en_ewt-ud-dev.conllu")

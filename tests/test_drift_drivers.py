@@ -30,7 +30,7 @@ def told_before(words=("bank", "bat", "seal", "spring"), fillers=("dry", "cold",
     """Senses told by one word at a fixed place before the target, with fillers between."""
     cues = (("river", "money"), ("cave", "game"), ("sea", "letter"), ("water", "season"))
     items = []
-    for word, (one, other) in zip(words, cues, strict=True):
+    for word, (one, other) in zip(words, cues, strict=False):
         for sense in (one, other):
             for filler in fillers:
                 sentence = f"They saw the {filler} {sense} {word} there."

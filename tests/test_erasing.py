@@ -76,7 +76,9 @@ def test_probes_find_nothing_after_leace_and_most_after_the_control(tiny):
     assert len(frame) == 6 and frame["head"].nunique() == 2
     assert (frame["before"] > 0.75).all()
     assert (frame["erased"] < found.majority + 0.1).all()
-    assert (frame["excess_loss_low"] > 0).all() and (frame["p_family"] < 0.05).all()
+    # Two draws say little of how draws differ, so intervals of the excess are wide.
+    assert (frame["excess_loss"] > 0.3).all()
+    assert (frame["loss_low"] > frame["control_loss_high"]).all()
     assert (frame["control"] > frame["erased"] + 0.15).all()
     assert frame["control_energy"].tolist() == pytest.approx(frame["energy"].tolist(), rel=1e-4)
     gone = frame["before"] - frame["erased"]

@@ -357,6 +357,7 @@ def test_a_treebank_on_tiny_tokenizers(family, tiny, shared_data):
 
 
 @pytest.mark.real_model
+@pytest.mark.slow
 def test_a_treebank_on_real_models(smollm2, minilm, shared_data):
     data = load_conllu(shared_data / "ud_english_ewt")
     by_model = {}

@@ -394,6 +394,7 @@ def test_senses_are_labelled_words_too():
     assert pieces(found.sentences[7]) == [senses.items[7].target]
 
 
+@pytest.mark.slow
 def test_english_treebank(shared_data):
     """What the two parts of UD English EWT hold, told by the files' own lines."""
     folder = shared_data / "ud_english_ewt"

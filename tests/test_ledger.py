@@ -273,6 +273,7 @@ def test_wrong_inputs(tiny):
 
 
 @pytest.mark.real_model
+@pytest.mark.slow
 def test_real_models(smollm2, minilm):
     for model, layer in ((smollm2, 29), (smollm2, 12), (minilm, 5)):
         for query, key in (("bank", "river"), ("river", "bank"), ("bank", 0), (0, "bank")):

@@ -287,6 +287,7 @@ def test_frame_and_figure_and_file(tiny, tmp_path):
 
 
 @pytest.mark.real_model
+@pytest.mark.slow
 def test_context_decides_in_most_heads_of_a_real_model(smollm2):
     """Claim 2.4 on some sentences of the bundled prose."""
     found = score_variance(smollm2, load_prose("held-out")[:30], progress=False)

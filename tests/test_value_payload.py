@@ -589,6 +589,7 @@ def test_other_data_is_refused(tiny):
 
 
 @pytest.mark.real_model
+@pytest.mark.slow
 def test_values_of_smollm2_know_nouns_from_verbs(smollm2):
     found = payload(smollm2, load_senses(), label="pos", draws=20, control_draws=1, limit=400)
     assert found.best(1)["score"].iloc[0] > 0.85

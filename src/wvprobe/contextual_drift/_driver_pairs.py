@@ -79,8 +79,8 @@ def occurrences(reader: Reader, data: SenseDataset, layer: int) -> Occurrences:
         read = read_items(reader, part)
         kept = read.kept & torch.tensor([_has_context(reader, item) for item in part])
         vectors.append(read.x[kept, layer].double())
-        for item, counts in zip(part, kept.tolist(), strict=True):
-            if counts:
+        for item, stays in zip(part, kept.tolist(), strict=True):
+            if stays:
                 items.append(item)
             else:
                 dropped.append((item.word, item.sentence))
@@ -101,9 +101,7 @@ def occurrences(reader: Reader, data: SenseDataset, layer: int) -> Occurrences:
             paired.update(n for s in groups[word] for n in fit[s])
     if not groups:
         expected = "a word with two senses, each in three sentences or more"
-        hint = (
-            f"{len(dropped)} sentences were dropped: targets that are sinks, or see no other word."
-        )
+        hint = f"{len(dropped)} were dropped: targets that are sinks, or see no other word."
         raise InputError(message("dataset", expected, f"{len(items)} sentences", hint))
     return Occurrences(items, at, torch.cat(vectors), groups, frozenset(paired), tuple(dropped))
 

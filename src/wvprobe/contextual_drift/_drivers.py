@@ -1,5 +1,6 @@
 """Which heads and MLPs pull a word's senses apart: exact shares, where they look, and exchanges."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -204,7 +205,9 @@ def _of_sums(sums: Float[Tensor, "*draw sum"], n: int) -> tuple[Tensor, Tensor]:
 
 
 def _rank_correlation(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
-    """Return Spearman's correlation; ties are ordered as they come."""
+    """Return Spearman's correlation, ties in the order they come; NaN for fewer than two."""
+    if len(one) < 2:
+        return math.nan
     ranks = torch.stack([values.argsort().argsort().double() for values in (one, other)])
     return float(torch.corrcoef(ranks)[0, 1])
 
