@@ -60,7 +60,7 @@ class Measured:
             speech = (self.treebank, None)
         words = {"sense": (sample, None), "pos": speech}
         return {
-            name: payload(self.model, given, label=label, draws=_DRAWS)
+            name: payload(self.model, given, label=label, draws=_DRAWS, control_draws=2)
             for name, (given, label) in words.items()
         }
 

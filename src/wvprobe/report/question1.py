@@ -129,7 +129,8 @@ CLAIMS = (
         "intervals above 0; refuted if neither",
         division,
         "Another label, another reference or other texts can turn it: q and k carry whatever they "
-        "route by, and a pattern that changes brings other content along.",
+        "route by, and a pattern that changes brings other content along. Senses are told apart by "
+        "cosine, which hangs on a site's biases and scales: payload(..., method='lda') does not.",
         """\
 from dataclasses import replace
 
@@ -143,7 +144,7 @@ if conllu:
     labels["pos"] = (wvprobe.load_conllu(conllu), None)
 numbers = {}
 for name, (words, label) in labels.items():
-    found = wvprobe.payload(model, words, label=label, draws=20)
+    found = wvprobe.payload(model, words, label=label, draws=20, control_draws=2)
     frame = found.labour.contrasts_frame().query("reference == 'random'")
     for row in frame.itertuples():
         numbers[f"{name}: v − {row.against}"] = row.value
@@ -168,7 +169,7 @@ from wvprobe.datasets import labelled_senses
 senses = wvprobe.load_senses()
 sample = labelled_senses(replace(senses, items=senses.items[::4]))
 words, label = (wvprobe.load_conllu(conllu), None) if conllu else (sample, "pos")
-found = wvprobe.payload(model, words, label=label, draws=20)
+found = wvprobe.payload(model, words, label=label, draws=20, control_draws=2)
 overlap = wvprobe.subspace_overlap(wvprobe.HeadWeights.from_model(model), "V")
 numbers = {"excess_overlap": overlap.excess, "range": float(found.labour.range[0])}""",
         anew_exhibits,
