@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from wvprobe._progress import progress
 from wvprobe._validate import length, message, one_of
 from wvprobe.contextual_drift._baseline import RandomTokens, mean_cosine, random_tokens
 from wvprobe.contextual_drift._corrections import CORRECTIONS, Correction, fit_correction
+from wvprobe.contextual_drift._kept import Kept
 from wvprobe.contextual_drift._layers import layer_similarity
-from wvprobe.contextual_drift._measures import SHUFFLES, WordMeasures, measure_word
+from wvprobe.contextual_drift._measures import SHUFFLES, measure_word
 from wvprobe.contextual_drift._result import CORRECTABLE, MEASURES, DriftResult
 from wvprobe.contextual_drift._vectors import ItemVectors, Reader, read_items
 from wvprobe.datasets import SenseDataset, SenseItem, load_senses
@@ -108,15 +108,6 @@ def _words(data: SenseDataset, most: int, generator: torch.Generator) -> dict[st
     return groups
 
 
-@dataclass
-class _Word:
-    """What is kept of a word."""
-
-    values: dict[str, Tensor]
-    raw: WordMeasures
-    items: list[SenseItem]
-
-
 class _Run:
     """One reading of a dataset."""
 
@@ -134,13 +125,21 @@ class _Run:
         # Its own, so that the control does not hang on what else is drawn.
         self.shuffles = torch.Generator().manual_seed(generator.initial_seed())
         numbers = [number for group in groups.values() for number in group]
-        width = 4 * reader.streams * int(reader.model.cfg.d_model)
-        most = min(_SAMPLE, max(4, _SAMPLE_BYTES // width))
+        d = int(reader.model.cfg.d_model)
+        most = min(_SAMPLE, max(4, _SAMPLE_BYTES // (4 * reader.streams * d)))
         order = torch.randperm(len(numbers), generator=generator)[:most].tolist()
         self.sampled = {numbers[place] for place in order}
-        self.sample: list[Tensor] = []
-        self.sample_words: list[str] = []
-        self.words: dict[str, _Word] = {}
+        names = list(MEASURES)
+        if correction is not None:
+            names += [f"{name}_corrected" for name in CORRECTABLE]
+        self.kept = Kept(
+            names,
+            words=len(groups),
+            items=len(numbers),
+            sample=len(order),
+            streams=reader.streams,
+            d=d,
+        )
         self.dropped: list[tuple[str, str]] = []
         self.base = randoms.cosine()
 
@@ -186,9 +185,7 @@ class _Run:
         items = [items[place] for place in at.tolist()]
         for place in at.tolist():
             if numbers[place] in self.sampled:
-                # A copy: a view would keep all vectors of its words.
-                self.sample.append(read.x[place].clone())
-                self.sample_words.append(word)
+                self.kept.add_vector(word, read.x[place])
         kinds = {sense: k for k, sense in enumerate(dict.fromkeys(i.sense for i in items))}
         senses = torch.tensor([kinds[item.sense] for item in items])
         x = read.x[at]
@@ -199,7 +196,7 @@ class _Run:
             corrected = dict(measure_word(self.correction(x), senses).values)
             corrected["intra_sentence"] = read.intra_corrected[at].mean(dim=0)
             values |= {f"{name}_corrected": corrected[name] for name in CORRECTABLE}
-        self.words[word] = _Word(values, raw, items)
+        self.kept.add(word, items, values, raw)
 
     def _adjusted(self, values: dict[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
         """Return the measures minus what random tokens have."""
@@ -218,51 +215,40 @@ class _Run:
 
     def result(self, provenance: Any, correction: str | None, seed: int) -> DriftResult:
         """Put the words together."""
-        words, found = tuple(self.words), list(self.words.values())
-        if len(self.sample) < 4:
+        kept = self.kept
+        n_sampled = len(kept.sample_words)
+        if n_sampled < 4:
             hint = f"{len(self.dropped)} were dropped, since their tokens are sinks."
-            raise InputError(message("dataset", "four occurrences or more", len(self.sample), hint))
-        names = list(MEASURES)
-        if correction is not None:
-            names += [f"{name}_corrected" for name in CORRECTABLE]
+            raise InputError(message("dataset", "four occurrences or more", n_sampled, hint))
         rogue = self.randoms.rogue()
         corrected = (
             None if self.correction is None else mean_cosine(self.correction(self.randoms.x))
         )
         counts = Counter(item.word for item in self.data.items)
-        items = [(number, item) for number, word in enumerate(found) for item in word.items]
+        centroid, neighbour, gap = kept.outcomes()
         return DriftResult(
             provenance=provenance,
-            values={n: torch.stack([word.values[n] for word in found]) for n in names},
+            values=kept.values(),
             baseline=self.base,
             baseline_corrected=corrected,
-            control=_control(found, self.reader.streams),
+            control=kept.control(),
             rogue_dimensions=rogue.dimensions,
             rogue_shares=rogue.shares,
             layers=layer_similarity(
-                torch.stack(self.sample), self.sample_words, seed=seed, provenance=provenance
+                kept.sample(), kept.sample_words, seed=seed, provenance=provenance
             ),
-            words=words,
-            n=tuple(len(word.items) for word in found),
-            n_found=tuple(counts[word] for word in words),
-            n_senses=tuple(len({item.sense for item in word.items}) for word in found),
-            same_pos=tuple(len({item.pos for item in word.items}) == 1 for word in found),
-            item_words=torch.tensor([number for number, _ in items]),
-            contexts=tuple(item.context for _, item in items),
-            item_centroid=torch.cat([word.raw.centroid for word in found]),
-            item_neighbour=torch.cat([word.raw.neighbour for word in found]),
-            item_gap=torch.cat([word.raw.item_gap for word in found]),
+            words=tuple(kept.words),
+            n=tuple(map(len, kept.items)),
+            n_found=tuple(counts[word] for word in kept.words),
+            n_senses=tuple(len({item.sense for item in items}) for items in kept.items),
+            same_pos=tuple(len({item.pos for item in items}) == 1 for items in kept.items),
+            item_words=kept.item_words(),
+            contexts=tuple(item.context for items in kept.items for item in items),
+            item_centroid=centroid,
+            item_neighbour=neighbour,
+            item_gap=gap,
             dropped=tuple(self.dropped),
             n_baseline=len(self.randoms.x),
             position=self.reader.position,
             correction=correction,
         )
-
-
-def _control(found: Sequence[_Word], streams: int) -> Tensor:
-    """Return mean and 95th percentile, over shuffles, of the mean accuracy over words."""
-    controls = [word.raw.control for word in found if word.raw.control is not None]
-    if not controls:
-        return torch.full((2, streams), torch.nan, dtype=torch.float64)
-    means = torch.stack(controls).mean(dim=0)
-    return torch.stack([means.mean(dim=0), means.quantile(0.95, dim=0)])
