@@ -533,3 +533,15 @@ def test_figures_of_one_axis_and_of_one_site():
     three = fit_probes(X[:, :2, None, None], y, **given)
     assert three.axes() == ("site_0", "site_1", "site_2")
     assert "over majority" in three.figure().layout.title.text
+
+
+def test_provenance_tells_features_and_labels_from_others():
+    x, y = torch.randn(40, 2, 5, generator=torch.Generator().manual_seed(0)), [0, 1] * 20
+    given = {"method": "mean_difference", "description_length": False}
+    settings = [
+        fit_probes(a, b, **given).provenance.settings
+        for a, b in ((x, y), (x.clone(), y), (x.flip(0), y), (x, y[::-1]))
+    ]
+    for name, changed in (("features", 2), ("labels", 3)):
+        found = [each[name] for each in settings]
+        assert [one == found[0] for one in found] == [number != changed for number in range(4)]

@@ -108,20 +108,22 @@ def score_drift(
     data = load_senses() if dataset is None else dataset
     most = length("max_occurrences", max_occurrences)
     generator = torch.Generator().manual_seed(seed)
-    rows, counts = [], []
+    chosen: list[list[SenseItem]] = []
     for word in data.words:
         items = [item for item in data.items if item.word == word]
         if len(items) > most:
             order = torch.randperm(len(items), generator=generator)[:most].tolist()
             items = [items[place] for place in sorted(order)]
-        scores = torch.cat(
-            [
-                _own_scores(reader, items[at : at + _TOGETHER])
-                for at in range(0, len(items), _TOGETHER)
-            ]
-        )
-        rows.append(_differences(scores, [item.sense for item in items]))
-        counts.append(len(items))
+        chosen.append(items)
+    # Words are read together: the few sentences of one would make small batches.
+    every = [item for items in chosen for item in items]
+    parts = (every[at : at + _TOGETHER] for at in range(0, len(every), _TOGETHER))
+    scores = torch.cat([_own_scores(reader, part) for part in parts])
+    counts = [len(items) for items in chosen]
+    rows = [
+        _differences(own, [item.sense for item in items])
+        for own, items in zip(scores.split(counts), chosen, strict=True)
+    ]
     settings = {"dataset": data.name, "prepend_bos": prepend_bos, "max_occurrences": most}
     return ScoreDrift(
         provenance=adapters.provenance(model, seed=seed, **settings),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wvprobe.context_shares import ContextResult
 from wvprobe.ledger import CausalCheckResult, LedgerResult, Part
-from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, TOP_WITH_PANELS, short
+from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, TOP_WITH_PANELS, short, waterfall
 
 _SHOWN = 12  # terms of a waterfall that have a bar of their own
 _PART_NAMES = ("query content", "key content", "offset")
@@ -44,18 +44,7 @@ def _waterfall(result: LedgerResult) -> go.Waterfall:
     others = result.terms.numel() - len(values)
     if others:
         names, values = [*names, f"{others} others"], [*values, result.total - sum(values)]
-    return go.Waterfall(
-        x=[*names, "score"],
-        y=[*values, 0.0],
-        measure=[*["relative"] * len(values), "total"],
-        text=[*(f"{value:+.2f}" for value in values), f"{result.total:.2f}"],
-        textposition="outside",
-        increasing={"marker": {"color": ACCENT}},
-        decreasing={"marker": {"color": BAD}},
-        totals={"marker": {"color": MUTED}},
-        connector={"line": {"color": MUTED, "width": 1}},
-        hovertemplate="%{x}: %{text}<extra></extra>",
-    )
+    return waterfall(names, values, "+.2f", "score")
 
 
 def _matrix(result: LedgerResult) -> go.Heatmap:

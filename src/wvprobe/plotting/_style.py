@@ -1,5 +1,7 @@
 """What all figures share: colours, margins, and how texts are shortened."""
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 INK, ACCENT, MUTED, BAD = "#1f2933", "#1f5fa8", "#9aa5b1", "#b3261e"
@@ -18,6 +20,30 @@ def dressed(drawn: go.Figure) -> go.Figure:
         title={"x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top"},
         title_pad={"t": 22},
         title_font={"size": 16},
+    )
+
+
+def waterfall(names: Sequence[str], values: Sequence[float], form: str, total: str) -> go.Waterfall:
+    """Return bars that lead from 0 to the sum of `values`, which `total` names.
+
+    Args:
+        names: of the bars.
+        values: their heights.
+        form: how a height is written on its bar, as in ``+.2f``; without the sign for the sum.
+        total: name of the last bar.
+    """
+    texts = [*(f"{value:{form}}" for value in values), f"{sum(values):{form.lstrip('+')}}"]
+    return go.Waterfall(
+        x=[*names, total],
+        y=[*values, 0.0],
+        measure=[*["relative"] * len(values), "total"],
+        text=texts,
+        textposition="outside",
+        increasing={"marker": {"color": ACCENT}},
+        decreasing={"marker": {"color": BAD}},
+        totals={"marker": {"color": MUTED}},
+        connector={"line": {"color": MUTED, "width": 1}},
+        hovertemplate="%{x}: %{text}<extra></extra>",
     )
 
 

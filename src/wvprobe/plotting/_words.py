@@ -6,7 +6,14 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from wvprobe.contextual_drift import DriftBaseline, PairContributions, PairDriftResult
-from wvprobe.plotting._style import ACCENT, BAD, MUTED, STREAM_AXIS, TOP_WITH_PANELS, short
+from wvprobe.plotting._style import (
+    ACCENT,
+    MUTED,
+    STREAM_AXIS,
+    TOP_WITH_PANELS,
+    short,
+    waterfall,
+)
 from wvprobe.word_pairs import PairScores
 
 _SHOWN = 16  # components of a waterfall that have a bar of their own
@@ -137,20 +144,7 @@ def contributions(result: PairContributions) -> go.Figure:
     labels = [_component(*row) for row in shown[["kind", "layer", "head"]].itertuples(index=False)]
     if len(frame) > _SHOWN:
         labels, shares = [*labels, f"{len(frame) - _SHOWN} others"], [*shares, rest]
-    drawn = go.Figure(
-        go.Waterfall(
-            x=[*labels, "all"],
-            y=[*shares, 0.0],
-            measure=[*["relative"] * len(shares), "total"],
-            text=[*(f"{share:+.0%}" for share in shares), f"{float(result.shares.sum()):.0%}"],
-            textposition="outside",
-            increasing={"marker": {"color": ACCENT}},
-            decreasing={"marker": {"color": BAD}},
-            totals={"marker": {"color": MUTED}},
-            connector={"line": {"color": MUTED, "width": 1}},
-            hovertemplate="%{x}: %{text}<extra></extra>",
-        )
-    )
+    drawn = go.Figure(waterfall(labels, shares, "+.0%", "all"))
     first = frame.iloc[0]
     name = _component(first["kind"], first["layer"], first["head"])
     title = (

@@ -21,6 +21,7 @@ from wvprobe.probes.arguments import (
     checked_axes,
     checked_grid,
     dtype_for,
+    fingerprint,
     share,
 )
 from wvprobe.probes.fitting import METHODS, PROBABILISTIC, Outcome, Settings
@@ -161,6 +162,8 @@ def fit_probes(
             "tensors",
             "",
             seed=seed,
+            features=fingerprint(X),
+            labels=fingerprint(labels.y),
             shape=list(X.shape),
             dtype=str(settings.dtype),
             folds=folds,

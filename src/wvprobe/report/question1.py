@@ -129,8 +129,8 @@ CLAIMS = (
         "intervals above 0; refuted if neither",
         division,
         "Another label, another reference or other texts can turn it: q and k carry whatever they "
-        "route by, and a pattern that changes brings other content along. Senses are told apart by "
-        "cosine, which hangs on a site's biases and scales: payload(..., method='lda') does not.",
+        "route by, and a pattern that changes brings other content along. Senses told apart by "
+        "cosine favour values more, since cosines hang on a site's biases and scales.",
         """\
 from dataclasses import replace
 
@@ -139,12 +139,16 @@ from wvprobe.dissociation import double_dissociation
 
 senses = wvprobe.load_senses()
 sample = replace(senses, items=senses.items[::4])
-labels = {"sense": (sample, None), "pos": (labelled_senses(sample), "pos")}
+words, label = (labelled_senses(sample), "pos")
 if conllu:
-    labels["pos"] = (wvprobe.load_conllu(conllu), None)
+    words, label = (wvprobe.load_conllu(conllu), None)
+few = {"draws": 20, "control_draws": 2}
+payloads = {
+    "sense": wvprobe.payload(model, sample, method="lda", **few),
+    "pos": wvprobe.payload(model, words, label=label, **few),
+}
 numbers = {}
-for name, (words, label) in labels.items():
-    found = wvprobe.payload(model, words, label=label, draws=20, control_draws=2)
+for name, found in payloads.items():
     frame = found.labour.contrasts_frame().query("reference == 'random'")
     for row in frame.itertuples():
         numbers[f"{name}: v − {row.against}"] = row.value
