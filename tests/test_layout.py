@@ -36,6 +36,7 @@ LEVELS = {
     ),
     3: (
         "_sinks",
+        "_effects",
         "_kernels",
         "_told_apart",
         "components",
@@ -60,6 +61,7 @@ LEVELS = {
         "behaviour",
         "probes",
         "value_payload",
+        "counterfactual",
     ),
     5: ("plotting", "report"),
     6: ("cli",),
@@ -80,6 +82,7 @@ ALLOWED = {
     ("_circuit_ends", "_factors"): "ends of circuits are made of their factors",
     ("auditing", "_identities"): "the checks of an audit fill a room of their own",
     ("value_payload", "probes"): "what values carry is measured by probes",
+    ("counterfactual", "compose"): "what heads do to each other is held against composition",
     ("models", "auditing"): "load() ends with a quick audit of what it loaded",
 }
 

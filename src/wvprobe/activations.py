@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from wvprobe import adapters
@@ -293,13 +294,9 @@ class _Run:
 
     def batch(self, rows: list[int]) -> None:
         """Run one batch and write its values into the results."""
-        lengths = [len(self.rows[row].ids) for row in rows]
-        size, pos = len(rows), max(lengths)
-        tokens = torch.zeros(size, pos, dtype=torch.long)
-        for place, row in enumerate(rows):
-            tokens[place, : lengths[place]] = torch.tensor(self.rows[row].ids)
-        mask = (torch.arange(pos) < torch.tensor(lengths)[:, None]).long()
         device = self.model.cfg.device
+        tokens, mask = padded([self.rows[row].ids for row in rows], device)
+        (size, pos), kept = tokens.shape, mask.cpu()
         items = [self.items[row] for row in rows]
         pick: Pick = whole
         if self.picked is not None:
@@ -313,11 +310,11 @@ class _Run:
                 got[raw, layer] = value
                 recipe = self.plan.recipes[key]
                 if len(got) == len(recipe.inputs):
-                    self._write(*key, items, recipe.compute(got, pick), mask)
+                    self._write(*key, items, recipe.compute(got, pick), kept)
                     del waiting[key]
 
         with adapters.reading(self.model, self.arch, list(self.plan.users), receive):
-            adapters.run_backbone(self.model, tokens.to(device), mask.to(device))
+            adapters.run_backbone(self.model, tokens, mask)
 
     def _write(
         self, site: str, layer: int, items: list[list[int]], value: Tensor, mask: Tensor
@@ -419,6 +416,18 @@ def _position(encoding: Encoding, given: Any) -> tuple[int, ...]:
     if not each:
         raise InputError(message("positions", "at least one position a text", each))
     return tuple(index("positions", p, size, f"tokens in {encoding.text!r}") for p in each)
+
+
+def padded(
+    tokens: Sequence[Sequence[int]], device: Any
+) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row pos"]]:
+    """Return token ids padded on the right with 0, and their mask: 1 for tokens, 0 for padding."""
+    lengths = torch.tensor([len(own) for own in tokens])
+    ids = torch.zeros(len(tokens), int(lengths.max()), dtype=torch.long)
+    for row, own in enumerate(tokens):
+        ids[row, : len(own)] = torch.tensor(own)
+    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    return ids.to(device), mask.to(device)
 
 
 def batches_of(

@@ -17,7 +17,16 @@ from wvprobe.adapters.boot import (
 )
 from wvprobe.adapters.counts import AttentionFacts, attention_facts
 from wvprobe.adapters.effective import effective_embedding
-from wvprobe.adapters.hooks import Raw, changing, hook_point, logits, reading, run_backbone, shaped
+from wvprobe.adapters.hooks import (
+    Raw,
+    changing,
+    hook_point,
+    logits,
+    reading,
+    rounded,
+    run_backbone,
+    shaped,
+)
 from wvprobe.adapters.latent import Latent
 from wvprobe.adapters.parts import (
     PER_LAYER,
@@ -102,6 +111,7 @@ __all__ = [
     "reinitialised",
     "require_head",
     "rotary",
+    "rounded",
     "run_backbone",
     "score_scale",
     "shaped",

@@ -23,7 +23,8 @@ _HEADS_FIRST = ("pattern",)
 # What keys of latent attention are made of: their parts from the latent, beside the values, and
 # the latent before its norm, beside the rotary part.
 _LATENT = {"kv_up": "kv_b_proj", "kv_down": "kv_a_proj_with_mqa"}
-
+# What is rounded where a coarser precision is played; every architecture has these.
+_ROUNDED = ("q", "v", "z", "attn_out", "mlp_out", "resid_post")
 
 Raw = tuple[str, int]
 
@@ -200,6 +201,31 @@ def changing(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def rounded(model: Any, arch: Architecture, dtype: torch.dtype) -> Iterator[None]:
+    """Run a model as if it were held in a coarser precision: the yardstick for small changes.
+
+    Weights are rounded to `dtype` and put back afterwards, bit for bit; queries, values, z, what
+    attention and MLP put out, and the stream after every block are rounded as they pass. Sums in
+    between keep the model's precision, so that this works in every architecture and on every
+    device, whatever kernels there are for `dtype`.
+    """
+
+    def coarse(value: Tensor) -> Tensor:
+        return value.to(dtype).to(value.dtype)
+
+    sites = [(site, layer) for site in _ROUNDED for layer in range(arch.n_layers)]
+    kept = [(p, p.data) for p in model.original_model.parameters() if p.is_floating_point()]
+    try:
+        for parameter, data in kept:
+            parameter.data = coarse(data)
+        with changing(model, arch, dict.fromkeys(sites, coarse)):
+            yield
+    finally:
+        for parameter, data in kept:
+            parameter.data = data
 
 
 def logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._linalg import at_least_float32
 from wvprobe._progress import progress as progress_bar
-from wvprobe.activations import batches_of
+from wvprobe.activations import batches_of, padded
 from wvprobe.adapters import Architecture, Raw
 
 _LONG_WORK = 16  # batches from which on progress is shown
@@ -74,12 +73,8 @@ def _run(
     wanted: list[Raw],
     use: Use,
 ) -> None:
-    lengths = torch.tensor([len(tokens.ids) for _, tokens in batch])
-    size, pos = len(batch), int(lengths.max())
-    ids = torch.zeros(size, pos, dtype=torch.long)
-    for row, (_, tokens) in enumerate(batch):
-        ids[row, : lengths[row]] = torch.tensor(tokens.ids)
-    mask = (torch.arange(pos) < lengths[:, None]).long()
+    ids, mask = padded([tokens.ids for _, tokens in batch], model.cfg.device)
+    size, pos = ids.shape
     n_sites = len(wanted) // arch.n_layers
     waiting: dict[int, dict[str, Tensor]] = {}
 
@@ -92,9 +87,8 @@ def _run(
             use(item, layer, {name: _cut(name, v[row], len(tokens.ids)) for name, v in got.items()})
         del waiting[layer]
 
-    device = model.cfg.device
     with adapters.reading(model, arch, wanted, receive):
-        adapters.run_backbone(model, ids.to(device), mask.to(device))
+        adapters.run_backbone(model, ids, mask)
 
 
 def _cut(site: str, value: Tensor, size: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._types import HeadId
-from wvprobe.activations import PADDED_DTYPES
+from wvprobe.activations import PADDED_DTYPES, padded
 
 _NUMBERS = 2**26  # logits in memory at a time
 
@@ -34,7 +34,7 @@ def divergences(
     """
     found = {head: torch.zeros(delta.shape[:2]).double() for head, delta in changes.items()}
     for rows in _batches(tokens, arch.d_vocab, model):
-        ids, mask = _padded([tokens[i] for i in rows], model.cfg.device)
+        ids, mask = padded([tokens[i] for i in rows], model.cfg.device)
         at = torch.arange(len(rows), device=ids.device)
         here = torch.tensor([source[i] for i in rows], device=ids.device)
         there = torch.tensor([places[i] for i in rows], device=ids.device)
@@ -82,13 +82,3 @@ def _batches(tokens: Sequence[tuple[int, ...]], d_vocab: int, model: Any) -> lis
         else:
             batches.append([i])
     return batches
-
-
-def _padded(tokens: Sequence[tuple[int, ...]], device: Any) -> tuple[Tensor, Tensor]:
-    longest = max(map(len, tokens))
-    ids = torch.zeros(len(tokens), longest, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, own in enumerate(tokens):
-        ids[row, : len(own)] = torch.tensor(own)
-        mask[row, : len(own)] = 1
-    return ids.to(device), mask.to(device)
