@@ -198,6 +198,37 @@ for name, result in (("the word", many), ("the sentence's last token", at_the_en
     print(apart.drop(columns="layer").round(3).to_string(index=False))
 
 # %% [markdown]
+# ## Which heads and MLPs pull senses apart
+#
+# Over pairs of sentences, every component's contribution along the line from one sense to the
+# other, beside pairs of one sense (`control`). The strongest heads are then checked: each head's
+# output at the word is exchanged between the two sentences and the model run on. `predicted` is
+# the direct contribution, `measured` what the exchange takes off the separation; later blocks
+# make of a head's output more, or less, than the direct path shows.
+
+# %%
+drivers = wvprobe.drift_drivers(model, senses)
+found = drivers.to_frame()
+by_kind = found.groupby("kind")["share"].sum()
+print(f"\nstream {drivers.layer}, {len(drivers.words)} words; shares of the separation by kind:")
+print(by_kind.round(3).to_string())
+columns = ["component", "contribution", "low", "high", "control_high", "predicted", "measured"]
+columns += ["measured_low", "measured_high", "measured_same"]
+print("\nthe strongest heads, and what exchanging them does:")
+print(found[found["measured"].notna()][columns].round(3).to_string(index=False))
+print("\npredicted against measured:")
+print(drivers.agreement().round(2).to_string(index=False))
+drivers.figure()
+
+# %%
+looks = drivers.looks_frame().pivot(index=["layer", "head"], columns="kind", values="attention")
+print("\nwhere these heads look from the word (attention by kind of key):")
+print(looks[list(drivers.kinds)].round(2).to_string())
+for head, sources in zip(drivers.heads[:3], drivers.sources[:3], strict=True):
+    most = (f"{one.target} → {one.source} ({one.attention:.2f})" for one in sources[:5])
+    print(f"{head}: {', '.join(most)}")
+
+# %% [markdown]
 # ## By which law
 #
 # Four laws fitted to each word's curve, in four metrics; the share of words in which each is best.

@@ -50,10 +50,12 @@ def test_frame_against_brute_force(tiny):
     texts = [i.sentence for i in items]
     vectors = capture(model, texts, "stream", words="bank")["stream"][:, 2].double()
     unit = vectors / vectors.norm(dim=-1, keepdim=True)
-    pairs = (unit @ unit.T)[torch.ones(len(items), len(items)).triu(1).bool()]
-    # 4 senses of 16 sentences each: one sense's pairs are a quarter of those behind the band.
-    assert result.n_same == 4 * len(pairs) == 480
-    assert pairs.min() <= frame.loc[2, "same_median"] <= pairs.max()
+    at = [find_word(model, text, "bank").tokens[-1] for text in texts]
+    shift = abs(result.positions[0][-1] - result.positions[1][-1])
+    close = [[i < j and abs(at[i] - at[j]) <= shift for j in range(16)] for i in range(16)]
+    pairs = (unit @ unit.T)[torch.tensor(close)]
+    assert result.same_shift == shift and len(pairs) < result.n_same < 480  # 480 at any place
+    assert frame.loc[2, "same_low"] <= pairs.max() and pairs.min() <= frame.loc[2, "same_high"]
     assert (frame["same_low"] <= frame["same_median"]).all()
     assert (frame["same_median"] <= frame["same_high"]).all()
 
@@ -72,21 +74,23 @@ def test_baseline_equals_brute_force_and_follows_the_seed(tiny):
     assert torch.equal(one.cosine, again.cosine) and not torch.equal(one.cosine, other.cosine)
     assert one.n == 11
     x = torch.randn(7, 13, dtype=torch.float64)
-    from wvprobe.contextual_drift._pair import _mean_pair
+    from wvprobe.contextual_drift._pair import _mean_distance
 
-    cosine, distance = _mean_pair(x)
+    distance = _mean_distance(x)
     pairs = [(i, j) for i in range(7) for j in range(7) if i != j]
-    expected = sum(float(torch.cosine_similarity(x[i], x[j], dim=0)) for i, j in pairs) / 42
-    assert cosine == pytest.approx(expected)
     expected = sum(float(normalised_distance(x[i], x[j])) for i, j in pairs) / 42
     assert distance == pytest.approx(expected)
 
 
-def test_a_word_that_the_set_lacks_is_held_against_all_words(baseline, tiny):
+def test_a_word_that_the_set_lacks_is_held_against_all_words(baseline, tiny, monkeypatch):
     texts = ("The boat is closed.", "He keeps a boat on the river.")
     result = drift_pair(tiny("gpt2"), *texts, word="boat", baseline=baseline)
     assert result.same_words == "all words of the bundled set"
     senses = {(i.word, i.sense) for i in load_senses()}
+    assert result.same_shift is not None and 20 <= result.n_same < 6 * len(senses)
+    monkeypatch.setattr("wvprobe.contextual_drift._pair._LEAST_PAIRS", 10_000)
+    result = drift_pair(tiny("gpt2"), *texts, word="boat", baseline=baseline)
+    assert result.same_shift is None
     assert result.n_same == 6 * len(senses)  # four sentences a sense make six pairs
 
 

@@ -40,7 +40,7 @@ def test_scores_share_one_scale_around_zero_with_attention_beside(tiny):
 
 
 def test_contributions_fall_from_nothing_to_the_whole(tiny, monkeypatch):
-    monkeypatch.setattr("wvprobe.contextual_drift._pair._BASELINE_SENTENCES", 50)
+    monkeypatch.setattr("wvprobe.contextual_drift._baseline.SENTENCES", 50)
     result = drift_pair(tiny("llama"), *TEXTS, word="bank", layer=3).contributions
     (bars,) = figure(result).data
     assert sum(bars.y) == pytest.approx(1.0, abs=1e-4)
@@ -173,7 +173,7 @@ def test_the_clock_is_drawn_over_its_floor():
 
 
 def test_cosine_is_drawn_beside_its_controls(tiny, monkeypatch):
-    monkeypatch.setattr("wvprobe.contextual_drift._pair._BASELINE_SENTENCES", 50)
+    monkeypatch.setattr("wvprobe.contextual_drift._baseline.SENTENCES", 50)
     result = drift_pair(tiny("llama"), *TEXTS, word="bank")
     drawn = figure(result)
     raw, corrected = drawn.data[:4], drawn.data[4:]

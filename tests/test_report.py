@@ -71,7 +71,7 @@ TIMED = {"4.4"}
 @pytest.fixture(autouse=True)
 def short_baseline(monkeypatch):
     """Take fewer sentences than a report does, which changes numbers and no code path."""
-    monkeypatch.setattr("wvprobe.contextual_drift._pair._BASELINE_SENTENCES", 50)
+    monkeypatch.setattr("wvprobe.contextual_drift._baseline.SENTENCES", 50)
 
 
 @pytest.fixture(autouse=True)

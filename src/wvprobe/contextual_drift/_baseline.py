@@ -126,40 +126,84 @@ def mean_cosine(x: Float[Tensor, "token layer d_model"]) -> Float[Tensor, " laye
 def random_tokens(
     reader: Reader, items: Sequence[SenseItem], generator: torch.Generator
 ) -> RandomTokens:
-    """Read one random token of each of up to 1,000 sentences; never a target, never a sink.
+    """Read one random token of each of up to 1,000 sentences, see :class:`RandomTokenDraw`."""
+    return RandomTokenDraw(reader, items, generator).tokens()
+
+
+class RandomTokenDraw:
+    """One random token of each of up to 1,000 sentences; never a target, never a sink.
 
     With ``position="last_token"`` it is each sentence's last token: what is measured then, too.
-
-    Raises:
-        InputError: fewer than two sentences have such a token.
+    Sentences that are read for something else are taken as they pass (:meth:`see`), so that none
+    runs twice.
     """
-    users: dict[str, list[SenseItem]] = {}
-    for item in items:
-        users.setdefault(item.sentence, []).append(item)
-    texts = list(users)
-    chosen = torch.randperm(len(texts), generator=generator)[:SENTENCES].tolist()
-    texts = [texts[number] for number in chosen]
-    draws = torch.rand(len(texts), generator=generator).tolist()
-    encodings = [reader.encode(text) for text in texts]
-    longest = max(len(encoding.ids) for encoding in encodings)
-    width = (reader.streams, int(reader.model.cfg.d_model))
-    x = torch.zeros(len(texts), *width)
-    sums, counts = torch.zeros(2, longest, *width), torch.zeros(2, longest)
-    found = torch.zeros(len(texts), dtype=torch.bool)
-    for chunk in reader.chunks(encodings):
-        for place, row in enumerate(chunk.rows):
-            # A view: what is a target here is none of the positions' random tokens either.
-            free = chunk.own[place]
-            free[_targets(reader, encodings[row], users[texts[row]])] = False
-            places = free.nonzero()[:, 0].tolist()
-            if places:
-                last = reader.position == "last_token"
-                at = places[-1] if last else places[int(draws[row] * len(places))]
-                x[row], found[row] = chunk.x[place, at], True
-        _add_positions(chunk, sums, counts)
-    if int(found.sum()) < 2:
-        raise InputError(message("dataset", "at least two different sentences", int(found.sum())))
-    return RandomTokens(x[found], sums, counts, generator)
+
+    def __init__(
+        self,
+        reader: Reader,
+        items: Sequence[SenseItem],
+        generator: torch.Generator,
+        sentences: int | None = None,
+    ) -> None:
+        self.reader, self.generator = reader, generator
+        self.users: dict[str, list[SenseItem]] = {}
+        for item in items:
+            self.users.setdefault(item.sentence, []).append(item)
+        texts = list(self.users)
+        chosen = torch.randperm(len(texts), generator=generator)[: sentences or SENTENCES].tolist()
+        self.rows = {texts[number]: row for row, number in enumerate(chosen)}
+        self.draws = torch.rand(len(chosen), generator=generator).tolist()
+        self.encodings = {text: reader.encode(text) for text in self.rows}
+        longest = max(len(encoding.ids) for encoding in self.encodings.values())
+        width = (reader.streams, int(reader.model.cfg.d_model))
+        self.x = torch.zeros(len(chosen), *width)
+        self.sums, self.counts = torch.zeros(2, longest, *width), torch.zeros(2, longest)
+        self.found = torch.zeros(len(chosen), dtype=torch.bool)
+        self.unseen = dict.fromkeys(self.rows)
+
+    def see(self, chunk: Chunk, texts: Sequence[str]) -> None:
+        """Take what is wanted of some sentences; `texts` are those that the chunk's rows count."""
+        places = [place for place, row in enumerate(chunk.rows) if texts[row] in self.unseen]
+        if not places:
+            return
+        wanted = [texts[chunk.rows[place]] for place in places]
+        numbers = [self.rows[text] for text in wanted]
+        # A copy: what is a target here is none of the positions' random tokens either.
+        x, own = chunk.x[places], chunk.own[places]
+        for place, (text, row) in enumerate(zip(wanted, numbers, strict=True)):
+            del self.unseen[text]
+            own[place, _targets(self.reader, self.encodings[text], self.users[text])] = False
+            free = own[place].nonzero()[:, 0].tolist()
+            if free:
+                last = self.reader.position == "last_token"
+                at = free[-1] if last else free[int(self.draws[row] * len(free))]
+                self.x[row], self.found[row] = x[place, at], True
+        self._add_positions(x, own, torch.tensor(numbers))
+
+    def _add_positions(self, x: Tensor, own: Tensor, numbers: Tensor) -> None:
+        """Add the unit vectors of each position to its half: sentences of even and odd number."""
+        weight = own.float()[:, :, None] / x.norm(dim=-1).clamp(min=1e-30)
+        # A batch may be padded further than the longest sentence of these.
+        size = min(x.shape[1], self.counts.shape[1])
+        for half in (0, 1):
+            mine = numbers % 2 == half
+            sums = torch.einsum("spld,spl->pld", x[mine], weight[mine])
+            self.sums[half, :size] += sums[:size]
+            self.counts[half, :size] += own[mine].sum(dim=0)[:size]
+
+    def tokens(self) -> RandomTokens:
+        """Read the sentences that have not passed yet, and return the tokens of all.
+
+        Raises:
+            InputError: fewer than two sentences have such a token.
+        """
+        texts = list(self.unseen)
+        for chunk in self.reader.chunks([self.encodings[text] for text in texts]):
+            self.see(chunk, texts)
+        count = int(self.found.sum())
+        if count < 2:
+            raise InputError(message("dataset", "at least two different sentences", count))
+        return RandomTokens(self.x[self.found], self.sums, self.counts, self.generator)
 
 
 def _targets(reader: Reader, encoding: Encoding, items: Sequence[SenseItem]) -> list[int]:
@@ -168,13 +212,3 @@ def _targets(reader: Reader, encoding: Encoding, items: Sequence[SenseItem]) -> 
         return []
     spans = (word_at(encoding, item.start, item.end) for item in items)
     return [position for span in spans for position in span.tokens]
-
-
-def _add_positions(chunk: Chunk, sums: Tensor, counts: Tensor) -> None:
-    """Add the unit vectors of each position to its half: sentences of even and of odd number."""
-    weight = chunk.own.float()[:, :, None] / chunk.x.norm(dim=-1).clamp(min=1e-30)
-    for half in (0, 1):
-        mine = torch.tensor([row % 2 == half for row in chunk.rows])
-        size = chunk.x.shape[1]
-        sums[half, :size] += torch.einsum("spld,spl->pld", chunk.x[mine], weight[mine])
-        counts[half, :size] += chunk.own[mine].sum(dim=0)

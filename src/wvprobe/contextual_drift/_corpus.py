@@ -1,7 +1,7 @@
 """Drift of many words: every measure, word by word, in one reading of the sentences."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._progress import progress
 from wvprobe._validate import length, message, one_of
-from wvprobe.contextual_drift._baseline import RandomTokens, mean_cosine, random_tokens
+from wvprobe.contextual_drift._baseline import RandomTokenDraw, RandomTokens, mean_cosine
 from wvprobe.contextual_drift._corrections import CORRECTIONS, Correction, fit_correction
 from wvprobe.contextual_drift._kept import Kept
 from wvprobe.contextual_drift._layers import layer_similarity
@@ -79,9 +79,10 @@ def drift(
     data = load_senses() if dataset is None else dataset
     generator = torch.Generator().manual_seed(seed)
     groups = _words(data, length("max_occurrences", max_occurrences), generator)
-    randoms = random_tokens(reader, data.items, generator)
-    fitted = None if correction is None else fit_correction(randoms.x, correction)
-    run = _Run(reader, data, groups, randoms, fitted, generator)
+    draw = RandomTokenDraw(reader, data.items, generator)
+    # A correction has to be known before the words are read; else random tokens pass with them.
+    fitted = None if correction is None else fit_correction(draw.tokens().x, correction)
+    run = _Run(reader, data, groups, draw, fitted, generator)
     run.all()
     settings = {
         "dataset": data.name,
@@ -116,11 +117,11 @@ class _Run:
         reader: Reader,
         data: SenseDataset,
         groups: dict[str, list[int]],
-        randoms: RandomTokens,
+        draw: RandomTokenDraw,
         correction: Correction | None,
         generator: torch.Generator,
     ) -> None:
-        self.reader, self.data, self.groups, self.randoms = reader, data, groups, randoms
+        self.reader, self.data, self.groups, self.draw = reader, data, groups, draw
         self.correction = correction
         # Its own, so that the control does not hang on what else is drawn.
         self.shuffles = torch.Generator().manual_seed(generator.initial_seed())
@@ -129,7 +130,8 @@ class _Run:
         most = min(_SAMPLE, max(4, _SAMPLE_BYTES // (4 * reader.streams * d)))
         order = torch.randperm(len(numbers), generator=generator)[:most].tolist()
         self.sampled = {numbers[place] for place in order}
-        names = list(MEASURES)
+        # What is held against random tokens is put together when all of them are known.
+        names = [name for name in MEASURES if not name.endswith(("_adjusted", "_matched"))]
         if correction is not None:
             names += [f"{name}_corrected" for name in CORRECTABLE]
         self.kept = Kept(
@@ -141,7 +143,7 @@ class _Run:
             d=d,
         )
         self.dropped: list[tuple[str, str]] = []
-        self.base = randoms.cosine()
+        self.positions: list[list[int]] = []  # of each word's occurrences
 
     def all(self) -> None:
         """Read and measure every word."""
@@ -150,7 +152,7 @@ class _Run:
             for words in self._together():
                 numbers = [number for word in words for number in self.groups[word]]
                 items = [self.data.items[number] for number in numbers]
-                read = read_items(self.reader, items, self.correction)
+                read = read_items(self.reader, items, self.correction, self.draw.see)
                 start = 0
                 for word in words:
                     stop = start + len(self.groups[word])
@@ -191,45 +193,47 @@ class _Run:
         x = read.x[at]
         raw = measure_word(x, senses, self.shuffles)
         values = {**raw.values, "intra_sentence": read.intra[at].mean(dim=0)}
-        values |= self._adjusted(values, read.at[at].tolist())
         if self.correction is not None and read.intra_corrected is not None:
             corrected = dict(measure_word(self.correction(x), senses).values)
             corrected["intra_sentence"] = read.intra_corrected[at].mean(dim=0)
             values |= {f"{name}_corrected": corrected[name] for name in CORRECTABLE}
+        self.positions.append(read.at[at].tolist())
         self.kept.add(word, items, values, raw)
 
-    def _adjusted(self, values: dict[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return the measures minus what random tokens have."""
+    def _adjusted(self, randoms: RandomTokens, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the measures, [word, layer], minus what random tokens have."""
+        base = randoms.cosine()
+        matched = torch.stack([randoms.matched(some) for some in self.positions])
         found = {
-            "self_similarity_adjusted": values["self_similarity"] - self.base,
-            "self_similarity_matched": values["self_similarity"] - self.randoms.matched(positions),
-            "intra_sentence_adjusted": values["intra_sentence"] - self.base,
+            "self_similarity_adjusted": values["self_similarity"] - base,
+            "self_similarity_matched": values["self_similarity"] - matched,
+            "intra_sentence_adjusted": values["intra_sentence"] - base,
         }
         for name, centred in (
             ("max_explainable_variance", False),
             ("max_explainable_variance_centred", True),
         ):
-            random = self.randoms.explained(len(positions), centred=centred)
-            found[f"{name}_adjusted"] = values[name] - random
+            random = [randoms.explained(len(some), centred=centred) for some in self.positions]
+            found[f"{name}_adjusted"] = values[name] - torch.stack(random)
         return found
 
     def result(self, provenance: Any, correction: str | None, seed: int) -> DriftResult:
         """Put the words together."""
-        kept = self.kept
+        kept, randoms = self.kept, self.draw.tokens()
         n_sampled = len(kept.sample_words)
         if n_sampled < 4:
             hint = f"{len(self.dropped)} were dropped, since their tokens are sinks."
             raise InputError(message("dataset", "four occurrences or more", n_sampled, hint))
-        rogue = self.randoms.rogue()
-        corrected = (
-            None if self.correction is None else mean_cosine(self.correction(self.randoms.x))
-        )
+        rogue = randoms.rogue()
+        corrected = None if self.correction is None else mean_cosine(self.correction(randoms.x))
+        values = kept.values()
+        values |= self._adjusted(randoms, values)
         counts = Counter(item.word for item in self.data.items)
         centroid, neighbour, gap = kept.outcomes()
         return DriftResult(
             provenance=provenance,
-            values=kept.values(),
-            baseline=self.base,
+            values={name: values.pop(name) for name in MEASURES} | values,
+            baseline=randoms.cosine(),
             baseline_corrected=corrected,
             control=kept.control(),
             rogue_dimensions=rogue.dimensions,
@@ -248,7 +252,7 @@ class _Run:
             item_neighbour=neighbour,
             item_gap=gap,
             dropped=tuple(self.dropped),
-            n_baseline=len(self.randoms.x),
+            n_baseline=len(randoms.x),
             position=self.reader.position,
             correction=correction,
         )

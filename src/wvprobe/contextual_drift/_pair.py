@@ -16,16 +16,18 @@ from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._types import Result
-from wvprobe._validate import index, message
+from wvprobe._validate import index, length
 from wvprobe.activations import capture, read_sites
 from wvprobe.components import Component, stream_components
+from wvprobe.contextual_drift._baseline import RandomTokenDraw
+from wvprobe.contextual_drift._vectors import Reader
 from wvprobe.datasets import SenseDataset, SenseItem, load_senses
-from wvprobe.errors import InputError
 from wvprobe.words import WordSpan, encode, find_word, word_at
 
-_BASELINE_SENTENCES = 1000
 # Sentences a sense where the word is not in the bundled set and all its words stand in.
 _STAND_INS = 4
+# Same-sense pairs that percentiles are taken of.
+_LEAST_PAIRS = 20
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class PairDriftResult(Result):
         same_cosine: [percentile, layer] 5th, 50th and 95th percentile over same-sense pairs.
         same_distance: [percentile, layer] likewise, of the distance.
         n_same: how many same-sense pairs.
+        same_shift: how far apart the word's positions are in these at most: as in the two texts,
+            or None where fewer than 20 pairs of the set are so close, and all of them count.
         same_words: whose pairs: the word itself, or all words of the set where it has none.
         word: the word.
         texts: the two texts.
@@ -109,6 +113,7 @@ class PairDriftResult(Result):
     same_cosine: Float[Tensor, "percentile layer"]
     same_distance: Float[Tensor, "percentile layer"]
     n_same: int
+    same_shift: int | None
     same_words: str
     word: str
     texts: tuple[str, str]
@@ -153,46 +158,45 @@ def normalised_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def drift_baseline(
-    model: Any, dataset: SenseDataset | None = None, *, seed: int = 0
+    model: Any,
+    dataset: SenseDataset | None = None,
+    *,
+    sentences: int | None = None,
+    seed: int = 0,
 ) -> DriftBaseline:
-    """Measure how alike random words are: one random token of each of up to 1,000 sentences.
+    """Measure how alike random words are: one random token of each of many sentences.
+
+    Tokens are those that :func:`drift` draws: of the text itself, neither a marked word nor an
+    attention sink.
 
     Args:
         model: a TransformerBridge.
         dataset: where the sentences come from; None for the bundled set.
+        sentences: how many are used at most; None for 1,000.
         seed: seed of the choice of sentences and tokens.
+
+    Raises:
+        InputError: fewer than two sentences have such a token.
     """
-    items = (load_senses() if dataset is None else dataset).items
-    sentences = list(dict.fromkeys(item.sentence for item in items))
+    data = load_senses() if dataset is None else dataset
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(sentences), generator=generator)[:_BASELINE_SENTENCES].tolist()
-    texts, at = [sentences[i] for i in chosen], []
-    for text in texts:
-        special = encode(model, text).special
-        own = [p for p, added in enumerate(special) if not added]
-        at.append(own[int(torch.randint(len(own), (1,), generator=generator))])
-    if len(texts) < 2:
-        raise InputError(message("dataset", "at least two different sentences", len(texts)))
-    vectors = read_sites(model, texts, "stream", positions=at, progress=True)["stream"]
-    cosine, distance = zip(
-        *(_mean_pair(layer.double()) for layer in vectors.unbind(1)), strict=True
-    )
+    reader = Reader.of(model, "target", None, None)
+    most = None if sentences is None else length("sentences", sentences)
+    tokens = RandomTokenDraw(reader, data.items, generator, most).tokens()
+    settings = {"dataset": data.name, "sentences": most}
     return DriftBaseline(
-        provenance=adapters.provenance(model, seed=seed, sentences=len(texts)),
-        cosine=torch.tensor(cosine, dtype=torch.float64),
-        distance=torch.tensor(distance, dtype=torch.float64),
-        n=len(texts),
+        provenance=adapters.provenance(model, seed=seed, **settings),
+        cosine=tokens.cosine(),
+        distance=torch.stack([_mean_distance(x.double()) for x in tokens.x.unbind(1)]),
+        n=len(tokens.x),
     )
 
 
-def _mean_pair(x: Tensor) -> tuple[float, float]:
-    """Return the mean cosine and normalised distance over all pairs of rows."""
+def _mean_distance(x: Float[Tensor, "token d_model"]) -> Float[Tensor, ""]:
+    """Return the mean normalised distance over all pairs of rows."""
     norms = x.norm(dim=-1)
-    unit = x / norms[:, None]
-    pairs = len(x) * (len(x) - 1)
-    cosine = (unit.sum(dim=0).pow(2).sum() - len(x)) / pairs
     distance = 2 * torch.cdist(x, x) / (norms[:, None] + norms)
-    return float(cosine), float(distance.fill_diagonal_(0.0).sum() / pairs)
+    return distance.fill_diagonal_(0.0).sum() / (len(x) * (len(x) - 1))
 
 
 def drift_pair(
@@ -209,7 +213,8 @@ def drift_pair(
 
     A word's vector is that of its last token in a decoder, and the mean of its tokens in an
     encoder. The control beside it is pairs of the bundled set in which the word has the same
-    sense; a word that the set lacks is held against the same-sense pairs of all its words.
+    sense, and stands no further apart than in the two texts, since position parts vectors too; a
+    word that the set lacks is held against the same-sense pairs of all its words.
 
     Args:
         model: a TransformerBridge.
@@ -233,7 +238,8 @@ def drift_pair(
     at = int(cosine.argmin()) if layer is None else index("layer", layer, len(cosine), "streams")
     baseline = drift_baseline(model, seed=seed) if baseline is None else baseline
     same_words, items = _same_sense_items(word, seed)
-    same_cosine, same_distance, n_same = _same_sense(model, items)
+    shift = abs(spans[0].tokens[-1] - spans[1].tokens[-1])
+    same_cosine, same_distance, n_same, matched = _same_sense(model, items, shift)
     provenance = adapters.provenance(model, seed=seed, texts=list(texts), word=word, layer=at)
     names, shares, error = _contributions(model, texts, spans, at, pool_last=arch.causal)
     return PairDriftResult(
@@ -244,6 +250,7 @@ def drift_pair(
         same_cosine=same_cosine,
         same_distance=same_distance,
         n_same=n_same,
+        same_shift=shift if matched else None,
         same_words=same_words,
         word=word,
         texts=texts,
@@ -269,8 +276,14 @@ def _same_sense_items(word: str, seed: int) -> tuple[str, list[SenseItem]]:
     return "all words of the bundled set", chosen
 
 
-def _same_sense(model: Any, items: Sequence[SenseItem]) -> tuple[Tensor, Tensor, int]:
-    """Return the percentiles of cosine and distance over all same-sense pairs, by stream."""
+def _same_sense(
+    model: Any, items: Sequence[SenseItem], shift: int
+) -> tuple[Tensor, Tensor, int, bool]:
+    """Return the percentiles of cosine and distance over same-sense pairs, by stream.
+
+    And how many pairs there are, and whether they are those whose positions are `shift` apart at
+    most: else all, for want of them.
+    """
     spans = [word_at(encode(model, item.sentence), item.start, item.end) for item in items]
     texts = [item.sentence for item in items]
     vectors = read_sites(model, texts, "stream", words=spans, progress=True)["stream"].double()
@@ -279,11 +292,15 @@ def _same_sense(model: Any, items: Sequence[SenseItem]) -> tuple[Tensor, Tensor,
         for i, j in combinations(range(len(items)), 2)
         if (items[i].word, items[i].sense) == (items[j].word, items[j].sense)
     ]
+    at = [span.tokens[-1] for span in spans]
+    close = [(i, j) for i, j in pairs if abs(at[i] - at[j]) <= shift]
+    matched = len(close) >= _LEAST_PAIRS
+    pairs = close if matched else pairs
     first, second = (vectors[list(side)] for side in zip(*pairs, strict=True))
     percentiles = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     measures = (torch.cosine_similarity(first, second, dim=-1), normalised_distance(first, second))
     cosine, distance = (torch.quantile(measure, percentiles, dim=0) for measure in measures)
-    return cosine, distance, len(pairs)
+    return cosine, distance, len(pairs), matched
 
 
 def _contributions(

@@ -4,7 +4,7 @@ A forward gives all positions of some sentences at every stream. What is needed 
 once, so that memory holds one chunk of sentences beside what is kept of each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,11 +87,12 @@ class Reader:
         seen = read_sites(self.model, texts, "stream", prepend_bos=self.prepend_bos)
         x = seen["stream"].float()
         own = torch.zeros(x.shape[:2], dtype=torch.bool)
+        norms = x.norm(dim=-1)
         for number, (ids, added) in enumerate(zip(seen.tokens, seen.special, strict=True)):
             special = special_tokens(self.model, ids, added)
-            norms = x[number, : len(ids)].norm(dim=-1).T
-            own[number, : len(ids)] = ~sinks_among(special, norms).any(dim=0)
-        if not bool(x.isfinite().all()):
+            of_tokens = norms[number, : len(ids)].T
+            own[number, : len(ids)] = ~sinks_among(special, of_tokens).any(dim=0)
+        if not bool(norms.isfinite().all()):
             raise InputError(message("model", "one whose streams are finite", "NaN or infinity"))
         return Chunk(rows, x, own)
 
@@ -150,8 +151,13 @@ class ItemVectors(NamedTuple):
         )
 
 
-def read_items(reader: Reader, items: Sequence[SenseItem], correction: Any = None) -> ItemVectors:
-    """Read the vectors of items, each sentence once."""
+def read_items(
+    reader: Reader,
+    items: Sequence[SenseItem],
+    correction: Any = None,
+    watch: Callable[[Chunk, Sequence[str]], None] | None = None,
+) -> ItemVectors:
+    """Read the vectors of items, each sentence once; `watch` sees every chunk and the sentences."""
     texts = list(dict.fromkeys(item.sentence for item in items))
     encodings = [reader.encode(text) for text in texts]
     users: dict[str, list[int]] = {}
@@ -175,4 +181,6 @@ def read_items(reader: Reader, items: Sequence[SenseItem], correction: Any = Non
                 intra[number] = within[place]
                 if corrected is not None and within_corrected is not None:
                     corrected[number] = within_corrected[place]
+        if watch is not None:
+            watch(chunk, texts)
     return ItemVectors(x, intra, corrected, kept, where)

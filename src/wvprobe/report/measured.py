@@ -11,6 +11,7 @@ from wvprobe.contextual_drift import (
     GrowthResult,
     PairDriftResult,
     drift,
+    drift_baseline,
     drift_pair,
     growth_law,
     score_drift,
@@ -33,6 +34,7 @@ WORD, OTHER = "bank", "river"
 _DRAWS = 20  # random projections a layer
 _EXCHANGED = 20  # pairs of texts
 _EVERY = 4  # of the bundled sentences every fourth, some seconds of them
+_BASELINE = 200  # sentences with a random word each: it moves the curve and its band alike
 _SENTENCES = 1000  # of a treebank, which a report takes
 
 
@@ -97,7 +99,8 @@ class Measured:
     @cached_property
     def bank(self) -> PairDriftResult:
         """The two 'bank' vectors by stream."""
-        return drift_pair(self.model, TEXT_A, TEXT_B, word=WORD)
+        baseline = drift_baseline(self.model, sentences=_BASELINE)
+        return drift_pair(self.model, TEXT_A, TEXT_B, word=WORD, baseline=baseline)
 
     @cached_property
     def scores(self) -> PairScores:

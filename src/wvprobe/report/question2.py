@@ -77,7 +77,7 @@ def judge_drift(distances: Sequence[float], limits: Sequence[float], n: int) -> 
         verdict, why = "refuted", "at no stream are they further apart."
     reason = (
         f"Held against the 95th percentile of {n} same-sense pairs, {why} It is one pair of "
-        "sentences; the pairs it is held against also differ in position and length."
+        "sentences; those it is held against differ in length, too."
     )
     return Finding(verdict, numbers, n=n, reason=reason)
 
@@ -272,12 +272,13 @@ def drift_exhibits(measured: Measured) -> list[Exhibit]:
     found, senses = measured.bank, measured.senses
     positions = " and ".join(str(at[-1]) for at in found.positions)
     lengths = " and ".join(map(str, found.lengths))
+    place = "" if found.same_shift is None else " and stands at the same place"
     curve = (
         f"Cosine of the vectors of “{WORD}” in the two sentences, by stream (tokens {positions}, "
         f"in texts of {lengths} tokens). The band holds {found.n_same} pairs in which the word has "
-        "the same sense: they differ by context, and unlike the two sentences in position and "
-        "length. The dotted line is what two random words have in common; taking it off corrects "
-        "for anisotropy, and moves the curve and the band alike."
+        f"the same sense{place}: what context does on its own. The dotted line is what two "
+        "random words have in common; taking it off corrects for anisotropy, and moves the curve "
+        "and the band alike."
     )
     drivers = (
         "Each component's share of the difference, along it; all shares sum to 1 "
@@ -326,8 +327,8 @@ numbers = {
         "cosine distance beyond the 95th percentile of same-sense pairs from some layer on; "
         "refuted if beyond it at none",
         different_vectors,
-        "Another pair of sentences, or same-sense pairs matched in position and length, can turn "
-        "it either way; beyond the band to the last stream it would be supported.",
+        "Another pair of sentences can turn it either way; beyond the band to the last stream it "
+        "would be supported.",
         """\
 frame = wvprobe.drift_pair(model, text_a, text_b, word="bank").to_frame()
 distance, limit = 1 - frame["cosine"], 1 - frame["same_low"]
