@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 INK, ACCENT, MUTED, BAD = "#1f2933", "#1f5fa8", "#9aa5b1", "#b3261e"
+# Okabe & Ito 2008, which people with any kind of colour vision tell apart.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933")
 STREAM_AXIS = "stream (0: embedding)"
 # Room above a plot for a title of two lines; figures with titled panels ask for more.
 TOP, TOP_WITH_PANELS = 85, 130
@@ -16,6 +18,7 @@ def dressed(drawn: go.Figure) -> go.Figure:
     return drawn.update_layout(
         margin={"l": 60, "r": 20, "t": TOP if top is None else top, "b": 50},
         template="plotly_white",
+        colorway=_COLOURS,
         font={"family": "system-ui, sans-serif", "color": INK, "size": 13},
         title={"x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top"},
         title_pad={"t": 22},
