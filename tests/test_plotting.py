@@ -235,5 +235,5 @@ def test_figures_stay_light_for_long_texts_and_many_heads(tiny):
     found = replace(few, **alike, **zero, q_values=scores.clamp(min=0.04))
     drawn = figure(found)
     assert len(drawn.to_json()) < 2e6
-    lines = [trace for trace in drawn.data if trace.mode == "lines"]
+    lines = list(drawn.select_traces({"mode": "lines"}))
     assert len(lines) == 60  # the strongest of thousands below the level
