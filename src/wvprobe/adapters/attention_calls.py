@@ -1,0 +1,217 @@
+"""A block's attention called again inside its own call, with another stream as its input.
+
+What is called is the model's own module, with the arguments that it was called with, so that masks,
+windows, rotations, norms of queries and keys, soft caps and ALiBi are those of the model. A call
+inside ends where z has been read; what replaces z then goes on through W_O, b_O and whatever else
+the module and its block do with it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from typing import Any
+
+from torch import Tensor
+
+from wvprobe._linalg import at_least_float32
+from wvprobe.adapters.hooks import Raw, deeper, depth, hook_point, reading, shaped
+from wvprobe.adapters.structure import Architecture
+from wvprobe.adapters.weights import Norm, output_bias, output_weight, post_attention_norm
+from wvprobe.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A call of one block's attention that is under way.
+
+    Attributes:
+        model: the bridge.
+        arch: its architecture.
+        layer: the block.
+        norm: the norm on what attention puts out (Gemma-2), or None.
+        x: [batch, pos, d_model] the block's input.
+        z: [batch, pos, head, d_head_v] what the heads hold as they run, side by side.
+        mask: [batch, pos] 1 for tokens, 0 for padding, or None where the model was given none.
+        arguments: what attention was called with, by place and by name.
+    """
+
+    model: Any
+    arch: Architecture
+    layer: int
+    norm: Norm | None
+    x: Tensor
+    z: Tensor
+    mask: Tensor | None
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """W_O, [head, d_head_v, d_model], in single precision at least."""
+        return at_least_float32(output_weight(self.model, self.arch, self.layer))
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """The scale that a norm on the output has when all heads run side by side."""
+        if self.norm is None:
+            raise RuntimeError("no norm stands behind the output of this block's attention")
+        return self.norm.scale(self.out(self.z))
+
+    def out(self, z: Tensor) -> Tensor:
+        """Return W_O's output for the z of all heads, b_O included, before any norm on it."""
+        out = at_least_float32(z).flatten(2) @ self.weight.flatten(0, 1)
+        bias = output_bias(self.model, self.layer)
+        return out if bias is None else out + bias.to(out)
+
+    def added(self, z: Tensor, heads: Sequence[int]) -> Tensor:
+        """Return what some heads add to the stream, [batch, pos, d_model], b_O left out.
+
+        A norm on the output (Gemma-2) acts with the scale of the run side by side.
+
+        Args:
+            z: of all heads.
+            heads: whose share.
+        """
+        own = list(heads)
+        out = at_least_float32(z[:, :, own]).flatten(2) @ self.weight[own].flatten(0, 1)
+        return out if self.norm is None else self.norm.linear(out, self.scale)
+
+    def frozen(self, out: Tensor) -> Tensor:
+        """Return a norm's output for W_O's, with the scale of the run side by side."""
+        if self.norm is None:
+            raise RuntimeError("no norm stands behind the output of this block's attention")
+        found = self.norm.linear(at_least_float32(out), self.scale)
+        return found if self.norm.bias is None else found + self.norm.bias.to(found)
+
+    def read(self, stream: Tensor, wanted: Sequence[Raw]) -> dict[Raw, Tensor]:
+        """Run attention on another stream and return what passes at some of its sites.
+
+        Args:
+            stream: [batch, pos, d_model], in the place of the block's input.
+            wanted: raw sites of this layer's attention, none behind z.
+        """
+        block, found = self.model.blocks[self.layer], {}
+
+        def receive(site: str, layer: int, value: Tensor) -> None:
+            found[site, layer] = shaped(self.arch, site, value, *self.x.shape[:2])
+
+        args, named = self.arguments
+        # The bridge's own norm and module, so that hooks on them act here as in the call itself.
+        with deeper(), reading(self.model, self.arch, list(wanted), receive):
+            stream = stream.to(self.x.dtype)
+            x_hat = stream if self.arch.wiring == "post_norm" else block.ln1(stream)
+            if "hidden_states" in named:
+                block.attn(*args, **{**named, "hidden_states": x_hat})
+            else:
+                block.attn(x_hat, *args[1:], **named)
+        return found
+
+    def z_of(self, stream: Tensor) -> Tensor:
+        """Return z of all heads, [batch, pos, head, d_head_v], were this the block's input."""
+        at = ("z", self.layer)
+        return self.read(stream, [at])[at]
+
+
+Rewrite = Callable[[AttentionCall], Tensor | None]
+
+
+@contextmanager
+def rewriting(model: Any, arch: Architecture, rewrites: Mapping[int, Rewrite]) -> Iterator[None]:
+    """Put another z in the place of some blocks' own, computed while their attention runs.
+
+    Whatever else reads or changes the forward keeps its place: :func:`reading` from outside sees a
+    block's own call, whose q, k, v and pattern are of the block's input, and the new z; hooks that
+    change something act in every call.
+
+    Args:
+        model: the bridge.
+        arch: its architecture.
+        rewrites: layer -> what maps its call to another z, [batch, pos, head, d_head_v], or to
+            None, which changes nothing.
+
+    Raises:
+        UnsupportedError: keys and values come from a cache, which calls again would fill twice.
+    """
+    handles: list[Any] = []
+    try:
+        masks = _noted_masks(model, handles)
+        for layer, rewrite in rewrites.items():
+            _hook_block(model, arch, layer, rewrite, masks, handles)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _noted_masks(model: Any, handles: list[Any]) -> list[Tensor | None]:
+    """Return a list that holds the mask of the forward under way."""
+    body = model.original_model.base_model
+    masks: list[Tensor | None] = [None]
+
+    def note(_module: Any, args: Any, named: Any) -> None:
+        given = signature(body.forward).bind_partial(*args, **named).arguments
+        masks[:] = [given.get("attention_mask")]
+
+    handles.append(body.register_forward_pre_hook(note, with_kwargs=True))
+    return masks
+
+
+def _hook_block(
+    model: Any,
+    arch: Architecture,
+    layer: int,
+    rewrite: Rewrite,
+    masks: list[Tensor | None],
+    handles: list[Any],
+) -> None:
+    """Hook what a call consists of, in the order in which it passes."""
+    level, seen = depth(), dict[str, Any]()
+    norm = post_attention_norm(model, arch, layer)
+    block = model.blocks[layer]
+
+    def note_x(_module: Any, _inputs: Any, value: Tensor) -> None:
+        if depth() == level:
+            seen["x"] = value
+
+    def note_arguments(_module: Any, args: Any, named: Any) -> None:
+        if depth() == level:
+            _refuse_cache(model, (*args, *named.values()))
+            seen["arguments"] = args, dict(named)
+
+    def change_z(_module: Any, _inputs: Any, value: Tensor) -> Tensor | None:
+        if depth() != level:
+            return None
+        x = seen["x"]
+        z = shaped(arch, "z", value, *x.shape[:2])
+        call = AttentionCall(model, arch, layer, norm, x, z, masks[0], seen["arguments"])
+        new = rewrite(call)
+        seen["changed"] = None if new is None else call
+        return None if new is None else new.to(value.dtype).reshape(value.shape)
+
+    def note_out(_module: Any, inputs: Any) -> None:
+        seen["out"] = inputs[0]
+
+    def freeze(_module: Any, _inputs: Any, value: Tensor) -> Tensor | None:
+        call = seen["changed"]
+        return None if call is None else call.frozen(seen["out"]).to(value.dtype)
+
+    point = hook_point(model, arch, "resid_pre", layer)
+    handles.append(point.register_forward_hook(note_x))
+    handles.append(block.attn.register_forward_pre_hook(note_arguments, with_kwargs=True))
+    point = hook_point(model, arch, "z", layer)
+    handles.append(point.register_forward_hook(change_z))
+    if norm is not None:
+        handles.append(block.ln1_post.register_forward_pre_hook(note_out))
+        point = hook_point(model, arch, "attn_added", layer)
+        handles.append(point.register_forward_hook(freeze))
+
+
+def _refuse_cache(model: Any, arguments: tuple[Any, ...]) -> None:
+    from transformers import Cache
+
+    if any(isinstance(value, Cache) for value in arguments):
+        raise UnsupportedError(
+            f"{model.cfg.model_name} runs with a cache of keys and values, which attention called "
+            "again would fill twice. Run it with use_cache=False."
+        )
