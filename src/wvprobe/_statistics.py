@@ -102,9 +102,7 @@ def spearman(
     return xy.sum(dim=1) / (xx * yy).sqrt()
 
 
-def _ranks(
-    values: Float[Tensor, " n"], counts: Float[Tensor, "draw n"]
-) -> Float[Tensor, "draw n"]:
+def _ranks(values: Float[Tensor, " n"], counts: Float[Tensor, "draw n"]) -> Float[Tensor, "draw n"]:
     """Return each one's mean rank in a resample, each counted so many times."""
     known, which = values.unique(return_inverse=True)
     held = counts.new_zeros(len(counts), len(known)).index_add_(1, which, counts)

@@ -3,7 +3,7 @@
 What the rest of the library may ask of a model stands here, and nothing else does.
 """
 
-from wvprobe.adapters.attention_calls import AttentionCall, Rewrite, rewriting
+from wvprobe.adapters.attention_calls import AttentionCall, Rewrite, Rewritten, rewriting
 from wvprobe.adapters.boot import (
     TransformerBridge,
     boot,
@@ -76,6 +76,7 @@ __all__ = [
     "Raw",
     "Recipe",
     "Rewrite",
+    "Rewritten",
     "Skeleton",
     "TransformerBridge",
     "Unembedding",

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
@@ -51,37 +52,37 @@ class AttentionCall:
         """W_O, [head, d_head_v, d_model], in single precision at least."""
         return at_least_float32(output_weight(self.model, self.arch, self.layer))
 
-    @cached_property
-    def scale(self) -> Tensor:
-        """The scale that a norm on the output has when all heads run side by side."""
-        if self.norm is None:
-            raise RuntimeError("no norm stands behind the output of this block's attention")
-        return self.norm.scale(self.out(self.z))
+    def scale(self, z: Tensor) -> Tensor | None:
+        """Return the scale, [batch, pos, 1], that a norm on the output has for z of all heads.
 
-    def out(self, z: Tensor) -> Tensor:
-        """Return W_O's output for the z of all heads, b_O included, before any norm on it."""
+        None where there is no such norm.
+        """
+        if self.norm is None:
+            return None
         out = at_least_float32(z).flatten(2) @ self.weight.flatten(0, 1)
         bias = output_bias(self.model, self.layer)
-        return out if bias is None else out + bias.to(out)
+        return self.norm.scale(out if bias is None else out + bias.to(out))
 
-    def added(self, z: Tensor, heads: Sequence[int]) -> Tensor:
+    def share(self, z: Tensor, heads: Sequence[int], scale: Tensor | None) -> Tensor:
         """Return what some heads add to the stream, [batch, pos, d_model], b_O left out.
-
-        A norm on the output (Gemma-2) acts with the scale of the run side by side.
 
         Args:
             z: of all heads.
             heads: whose share.
+            scale: that of a norm on the output, with which it is linear.
         """
         own = list(heads)
         out = at_least_float32(z[:, :, own]).flatten(2) @ self.weight[own].flatten(0, 1)
-        return out if self.norm is None else self.norm.linear(out, self.scale)
+        return out if self.norm is None or scale is None else self.norm.linear(out, scale)
 
-    def frozen(self, out: Tensor) -> Tensor:
-        """Return a norm's output for W_O's, with the scale of the run side by side."""
+    def bias_share(self, scale: Tensor) -> Tensor:
+        """Return what b_O and a norm's own bias add behind that norm, [batch, pos, d_model]."""
         if self.norm is None:
             raise RuntimeError("no norm stands behind the output of this block's attention")
-        found = self.norm.linear(at_least_float32(out), self.scale)
+        found = torch.zeros_like(self.x, dtype=scale.dtype)
+        bias = output_bias(self.model, self.layer)
+        if bias is not None:
+            found = found + self.norm.linear(bias.to(scale), scale)
         return found if self.norm.bias is None else found + self.norm.bias.to(found)
 
     def read(self, stream: Tensor, wanted: Sequence[Raw]) -> dict[Raw, Tensor]:
@@ -113,7 +114,20 @@ class AttentionCall:
         return self.read(stream, [at])[at]
 
 
-Rewrite = Callable[[AttentionCall], Tensor | None]
+class Rewritten(NamedTuple):
+    """What comes in the place of a block's own.
+
+    Attributes:
+        z: [batch, pos, head, d_head_v].
+        added: [batch, pos, d_model] what a norm on attention's output (Gemma-2) is to give; None
+            leaves it to that norm, whose scale is then that of `z`.
+    """
+
+    z: Tensor
+    added: Tensor | None = None
+
+
+Rewrite = Callable[[AttentionCall], Rewritten | None]
 
 
 @contextmanager
@@ -127,8 +141,8 @@ def rewriting(model: Any, arch: Architecture, rewrites: Mapping[int, Rewrite]) -
     Args:
         model: the bridge.
         arch: its architecture.
-        rewrites: layer -> what maps its call to another z, [batch, pos, head, d_head_v], or to
-            None, which changes nothing.
+        rewrites: layer -> what maps its call to what comes in its place, or to None, which
+            changes nothing.
 
     Raises:
         UnsupportedError: keys and values come from a cache, which calls again would fill twice.
@@ -186,15 +200,12 @@ def _hook_block(
         z = shaped(arch, "z", value, *x.shape[:2])
         call = AttentionCall(model, arch, layer, norm, x, z, masks[0], seen["arguments"])
         new = rewrite(call)
-        seen["changed"] = None if new is None else call
-        return None if new is None else new.to(value.dtype).reshape(value.shape)
+        seen["added"] = None if new is None else new.added
+        return None if new is None else new.z.to(value.dtype).reshape(value.shape)
 
-    def note_out(_module: Any, inputs: Any) -> None:
-        seen["out"] = inputs[0]
-
-    def freeze(_module: Any, _inputs: Any, value: Tensor) -> Tensor | None:
-        call = seen["changed"]
-        return None if call is None else call.frozen(seen["out"]).to(value.dtype)
+    def put_added(_module: Any, _inputs: Any, value: Tensor) -> Tensor | None:
+        added = seen["added"]
+        return None if added is None else added.to(value.dtype).reshape(value.shape)
 
     point = hook_point(model, arch, "resid_pre", layer)
     handles.append(point.register_forward_hook(note_x))
@@ -202,9 +213,8 @@ def _hook_block(
     point = hook_point(model, arch, "z", layer)
     handles.append(point.register_forward_hook(change_z))
     if norm is not None:
-        handles.append(block.ln1_post.register_forward_pre_hook(note_out))
         point = hook_point(model, arch, "attn_added", layer)
-        handles.append(point.register_forward_hook(freeze))
+        handles.append(point.register_forward_hook(put_added))
 
 
 def _refuse_cache(model: Any, arguments: tuple[Any, ...]) -> None:

@@ -190,9 +190,9 @@ def _watch(values: Tensor, readers: Tensor, batch: Batch) -> adapters.Rewrite:
 
     def watch(call: AttentionCall) -> None:
         z, x = at_least_float32(call.z), at_least_float32(call.x)
-        whole = lengths(z)
+        whole, scale = lengths(z), call.scale(call.z)
         for writer in range(z.shape[2]):
-            changed = call.z_of(x + call.added(z, [writer]))
+            changed = call.z_of(x + call.share(z, [writer], scale))
             ratio = lengths(at_least_float32(changed) - z) / whole
             ratio = ratio.masked_fill(whole == 0, torch.nan)
             for place, row in enumerate(batch.rows):

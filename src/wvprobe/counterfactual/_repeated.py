@@ -52,8 +52,8 @@ def repeated_head(
     s_h raw (ALiBi included), the sum through the model's soft cap, mask and window; its pattern is
     softmax(s), the same for all; its output Σ_h pattern · v_h W_O^h. It runs once, h times with
     step 1 and h times with step 1/h: x ← x + step · head(norm(x)). As in
-    :func:`sequential_heads`, b_O is added once, last, and a second norm on attention's output
-    (Gemma-2) has the scale that it has in the model as it is.
+    :func:`sequential_heads`, b_O counts once; a second norm on attention's output (Gemma-2) acts on
+    each run's output, as it does on that of the heads.
 
     Args:
         model: a TransformerBridge.
