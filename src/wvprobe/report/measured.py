@@ -15,7 +15,14 @@ from wvprobe.contextual_drift import (
     growth_law,
     score_drift,
 )
-from wvprobe.datasets import LabelledDataset, SenseDataset, labelled_senses, load_senses
+from wvprobe.counterfactual import SequentialResult, sequential_heads
+from wvprobe.datasets import (
+    LabelledDataset,
+    SenseDataset,
+    labelled_senses,
+    load_prose,
+    load_senses,
+)
 from wvprobe.dissociation import DissociationResult, double_dissociation
 from wvprobe.errors import UnsupportedError
 from wvprobe.heads import HeadWeights
@@ -33,6 +40,9 @@ WORD, OTHER = "bank", "river"
 _DRAWS = 20  # random projections a layer
 _EXCHANGED = 20  # pairs of texts
 _EVERY = 4  # of the bundled sentences every fourth, some seconds of them
+# Of the held-out paragraphs of fewer characters, which all models can read, one in so many is run
+# with other heads: some 250 tokens.
+_CHARACTERS, _PARAGRAPHS = 240, 8
 _SENTENCES = 1000  # of a treebank, which a report takes
 
 
@@ -136,6 +146,23 @@ class Measured:
                 "wvprobe report --conllu FILE."
             )
         return dependency_heads(self.model, self.treebank, limit=_SENTENCES)
+
+    @cached_property
+    def sequence(self) -> SequentialResult:
+        """All blocks with their heads one after another, in three orders."""
+        return sequential_heads(self.model, self._prose(), layers="all", orders=3)
+
+    @cached_property
+    def single_blocks(self) -> SequentialResult:
+        """The first block, the middle one and the last, each alone, likewise."""
+        n_layers = self.model.cfg.n_layers
+        blocks = [[layer] for layer in sorted({0, n_layers // 2, n_layers - 1})]
+        return sequential_heads(self.model, self._prose(), layers=blocks)
+
+    @staticmethod
+    def _prose() -> list[str]:
+        short = [text for text in load_prose("held-out") if len(text) < _CHARACTERS]
+        return short[::_PARAGRAPHS]
 
     @cached_property
     def influence(self) -> InfluenceResult:
