@@ -140,6 +140,10 @@ def test_texts_of_unlike_length_run_together_as_alone(family, tiny):
             return read_sites(model, TEXTS, "resid_post", batch_size=size)["resid_post"]
 
     assert distance(run(2), run(1)) < 2e-5
+    together = repeated_head(model, TEXTS, layers=LAYER)
+    for row, text in enumerate(TEXTS):
+        alone = repeated_head(model, text, layers=LAYER)
+        torch.testing.assert_close(together.kl[:-1, row], alone.kl[:-1, 0], atol=1e-6, rtol=1e-3)
 
 
 def test_settings_and_their_rows(tiny, tmp_path):
@@ -167,7 +171,7 @@ def test_settings_and_their_rows(tiny, tmp_path):
     assert [bars.name for bars in drawn.data] == ["once", "6 times, step 1", "6 times, step 1/6"]
     assert list(drawn.data[1].y) == mean[4:8].tolist()
     assert drawn.layout.shapes[0].y0 == pytest.approx(float(mean[-1]))
-    assert f"all blocks, 6 times, step 1: {float(mean[7]):.2g}" in drawn.layout.title.text
+    assert f"all blocks, 6 times, step 1: {float(mean[7]):.3g}" in drawn.layout.title.text
     with pytest.raises(InputError, match="layers"):
         repeated_head(model, TEXTS, layers=[3])
 

@@ -246,6 +246,25 @@ def test_readers_see_one_call_and_hooks_that_change_act_in_all(tiny):
     assert len(calls) == 2 * 6
 
 
+@pytest.mark.parametrize("family", ["llama", "bloom", "phi", "bert"])
+def test_a_changed_input_is_what_heads_start_from(family, tiny):
+    """Whichever of the two is opened first."""
+    model = tiny(family)
+    arch = adapters.architecture(model)
+
+    def moved():
+        return adapters.changing(model, arch, {("resid_pre", LAYER): lambda x: x.flip(-1)})
+
+    def run(first, second):
+        with first, second:
+            return read_sites(model, TEXTS[:1], "z", layers=LAYER)["z"]
+
+    order = range(arch.n_heads)
+    outside, inside = run(moved(), sequence(model, order)), run(sequence(model, order), moved())
+    torch.testing.assert_close(inside, outside)
+    assert distance(outside, run(sequence(model, order), nullcontext())) > 1e-2
+
+
 def test_callers_own_hooks_stay(tiny):
     model, seen = tiny("gpt2"), []
     handle = model.blocks[LAYER].attn.hook_pattern.register_forward_hook(
@@ -388,9 +407,12 @@ def test_blocks_are_drawn_beside_all_of_them_over_the_rounding(tiny):
     torch.testing.assert_close(torch.tensor(natural.error_y.array), (high - mean)[:4].float())
     torch.testing.assert_close(torch.tensor(natural.error_y.arrayminus), (mean - low)[:4].float())
     assert drawn.data[1].name == "reversed" and list(drawn.data[1].y) == mean[4:8].tolist()
-    line = drawn.layout.shapes[0]
-    assert line.y0 == pytest.approx(float(mean[-1]))
-    assert f"{float(mean[:3].max()):.2g}" in drawn.layout.title.text
+    line, label = drawn.layout.shapes[0], drawn.layout.annotations[0]
+    assert line.y0 == pytest.approx(float(mean[-1])) == pytest.approx(10**label.y)
+    ends = sorted((float(mean[row]), found.orders[row]) for row in (3, 7))
+    said = " to ".join(f"{value:.3g} ({order})" for value, order in ends)
+    assert f"all blocks: {said}" in drawn.layout.title.text
+    assert f"{float(torch.cat((mean[:3], mean[4:7])).max()):.3g}" in drawn.layout.title.text
 
 
 def test_half_precision_is_the_same_rewrite():

@@ -135,8 +135,8 @@ def rewriting(model: Any, arch: Architecture, rewrites: Mapping[int, Rewrite]) -
     """Put another z in the place of some blocks' own, computed while their attention runs.
 
     Whatever else reads or changes the forward keeps its place: :func:`reading` from outside sees a
-    block's own call, whose q, k, v and pattern are of the block's input, and the new z; hooks that
-    change something act in every call.
+    block's own call, whose q, k, v and pattern are of the block's input, and the new z. Hooks that
+    change something act in every call; one on z itself does so if it was there before.
 
     Args:
         model: the bridge.
@@ -184,14 +184,16 @@ def _hook_block(
     norm = post_attention_norm(model, arch, layer)
     block = model.blocks[layer]
 
-    def note_x(_module: Any, _inputs: Any, value: Tensor) -> None:
+    def note_x(_module: Any, inputs: Any) -> None:
         if depth() == level:
-            seen["x"] = value
+            seen["x"] = inputs[0]
 
     def note_arguments(_module: Any, args: Any, named: Any) -> None:
         if depth() == level:
             _refuse_cache(model, (*args, *named.values()))
             seen["arguments"] = args, dict(named)
+            if arch.wiring == "post_norm":
+                seen["x"] = named["hidden_states"] if "hidden_states" in named else args[0]
 
     def change_z(_module: Any, _inputs: Any, value: Tensor) -> Tensor | None:
         if depth() != level:
@@ -207,8 +209,9 @@ def _hook_block(
         added = seen["added"]
         return None if added is None else added.to(value.dtype).reshape(value.shape)
 
-    point = hook_point(model, arch, "resid_pre", layer)
-    handles.append(point.register_forward_hook(note_x))
+    if arch.wiring != "post_norm":
+        # What the norm is given, not what the block is: a hook may have changed it in between.
+        handles.append(block.ln1.register_forward_pre_hook(note_x))
     handles.append(block.attn.register_forward_pre_hook(note_arguments, with_kwargs=True))
     point = hook_point(model, arch, "z", layer)
     handles.append(point.register_forward_hook(change_z))

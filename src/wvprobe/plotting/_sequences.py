@@ -1,7 +1,7 @@
 """Figures of heads run one after another, of one head for several, and of what heads could do."""
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, log10
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -10,7 +10,7 @@ from wvprobe.counterfactual import InteractionResult, RepeatedResult, Sequential
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, TOP_WITH_PANELS
 
-_COLOURS = (ACCENT, BAD, MUTED, INK)
+_COLOURS = (ACCENT, BAD, MUTED, INK, "#2e7d32", "#b7791f")
 _MEASURES = {
     "kl": "KL of the next token (nats)",
     "relative_change": "‖Δ last stream‖ / ‖x‖",
@@ -20,13 +20,22 @@ _COLUMNS = 6  # of maps, one a layer
 
 def sequential(result: SequentialResult) -> go.Figure:
     """Bars by block for every order, all blocks beside them, over the rounding's line."""
-    change = result.interval(result.measure)[0]
     drawn = _by_block(result, result.orders)
-    parts = [_largest(result), _together(result, result.orders[0])]
-    if float(change[:-1].max()) == 0.0:
+    parts = [_largest(result), _over_orders(result)]
+    if float(result.interval(result.measure)[0][:-1].max()) == 0.0:
         parts = ["nothing changes"]
     title = f"Heads one after another, {_measured(result)}:<br>{'; '.join(p for p in parts if p)}"
     return drawn.update_layout(title_text=title)
+
+
+def _over_orders(result: SequentialResult) -> str:
+    """Say what rewriting all blocks does, from the mildest order to the harshest."""
+    mean = result.interval(result.measure)[0]
+    rows = [row for row, name in enumerate(result.settings) if name.startswith("all blocks, ")]
+    if len(rows) < 2:
+        return _together(result, result.orders[rows[0]]) if rows else ""
+    ends = (pick(rows, key=lambda row: float(mean[row])) for pick in (min, max))
+    return "all blocks: " + " to ".join(f"{mean[r]:.3g} ({result.orders[r]})" for r in ends)
 
 
 def repeated(result: RepeatedResult) -> go.Figure:
@@ -34,7 +43,7 @@ def repeated(result: RepeatedResult) -> go.Figure:
     drawn = _by_block(result, result.schedules)
     names = list(dict.fromkeys(name for name in result.schedules if name))
     parts = [_together(result, name) or _largest(result, name) for name in names]
-    title = f"One head of full width, {_measured(result)}:<br>{'; '.join(parts)}"
+    title = f"One head of full width, {_measured(result)}:<br>{'; '.join(p for p in parts if p)}"
     return drawn.update_layout(title_text=title)
 
 
@@ -62,12 +71,16 @@ def _by_block(result: ChangeResult, groups: Sequence[str]) -> go.Figure:
             marker_color=_COLOURS[place % len(_COLOURS)],
             hovertemplate=f"blocks %{{x}}, {group}<br>%{{y:.3g}}<extra></extra>",
         )
-    drawn.add_hline(
-        y=mean[-1], line={"color": INK, "dash": "dot"}, annotation_text=ROUNDING, opacity=0.8
-    )
     drawn.update_xaxes(title_text="blocks changed", type="category")
-    # Blocks differ by orders of magnitude, and the rounding's line would lie on the axis.
-    drawn.update_yaxes(title_text=_MEASURES[result.measure], type="log", exponentformat="power")
+    drawn.update_yaxes(title_text=_MEASURES[result.measure], exponentformat="power")
+    drawn.add_hline(y=mean[-1], line={"color": INK, "dash": "dot"}, opacity=0.8)
+    shown = [value for value in (*mean, *low, *high) if value > 0]  # NaN is not
+    if mean[-1] > 0:
+        # Blocks differ by orders of magnitude. On a log axis only a line's place is no logarithm.
+        bottom, top = log10(min(shown) / 2), log10(2 * max(shown))
+        drawn.update_yaxes(type="log", range=[bottom, top])
+        label = {"x": 1, "xref": "paper", "xanchor": "right", "yanchor": "bottom"}
+        drawn.add_annotation(y=log10(mean[-1]), text=ROUNDING, showarrow=False, **label)
     return drawn.update_layout(barmode="group", height=450)
 
 
@@ -82,7 +95,7 @@ def _largest(result: ChangeResult, group: str = "") -> str:
     if not alone:
         return ""
     row = max(alone, key=lambda place: float(mean[place]))
-    return f"{result.settings[row]}, matters most alone: {float(mean[row]):.2g}"
+    return f"{result.settings[row]}, matters most alone: {float(mean[row]):.3g}"
 
 
 def _together(result: ChangeResult, group: str) -> str:
@@ -91,7 +104,7 @@ def _together(result: ChangeResult, group: str) -> str:
         return ""
     row = result.settings.index(name)
     mean, low, high = (float(ends[row]) for ends in result.interval(result.measure))
-    return f"{name}: {mean:.2g} ({low:.2g} to {high:.2g})"
+    return f"{name}: {mean:.3g} ({low:.3g} to {high:.3g})"
 
 
 def interactions(result: InteractionResult) -> go.Figure:
