@@ -24,7 +24,12 @@ from wvprobe.report.question2 import (
     judge_influence,
     judge_position,
 )
-from wvprobe.report.question3 import concatenation, judge_identity, judge_relations
+from wvprobe.report.question3 import (
+    concatenation,
+    judge_identity,
+    judge_relations,
+    judge_sequence,
+)
 from wvprobe.report.question4 import (
     judge_common_width,
     judge_divisibility,
@@ -55,6 +60,7 @@ MEASURED = {
     "2.4",
     "2.5",
     "2.6",
+    "3.1",
     "3.3",
     "3.4",
     "4.1",
@@ -195,6 +201,30 @@ class TestVerdicts:
         good, bad = judge_identity([1e-7, 9.9e-5], 2), judge_identity([1e-7, 1.1e-4], 2)
         assert (good.verdict, bad.verdict) == ("supported", "refuted")
         assert good.interval == (1e-7, 9.9e-5) and good.n == 2
+
+    @pytest.mark.parametrize(
+        ("natural", "reversed_", "verdict"),
+        [
+            ((0.9, 0.11, 1.0), (0.5, 0.11, 0.6), "supported"),
+            ((0.9, 0.11, 1.0), (0.5, 0.10, 0.6), "mixed"),
+            ((0.9, 0.11, 1.0), (0.05, 0.0, 0.10), "mixed"),
+            ((0.1, 0.05, 0.11), (0.05, 0.0, 0.10), "mixed"),
+            ((0.1, 0.05, 0.10), (0.05, 0.0, 0.10), "refuted"),
+        ],
+    )
+    def test_sequence(self, natural, reversed_, verdict):
+        together = {"all blocks, natural": natural, "all blocks, reversed": reversed_}
+        alone = {"block 0": (0.2, 0.11, 0.3), "block 9": (0.2, 0.10, 0.3)}
+        found = judge_sequence(together, alone, 0.1, 5)
+        assert (found.verdict, found.n) == (verdict, 5)
+        assert found.numbers["blocks_beyond"] == 1 and found.numbers["blocks_tried"] == 2
+        assert found.numbers["least_of_orders"] == min(natural[0], reversed_[0])
+        assert found.interval == (min(natural[1], reversed_[1]), max(natural[2], reversed_[2]))
+
+    def test_one_head_is_no_sequence(self):
+        claim = next(claim for claim in CLAIMS if claim.id == "3.1")
+        measured = Measured(tiny_model("gpt2", n_head=1))
+        assert claim.judge(measured).verdict == "not testable here" and not claim.shown(measured)
 
     @pytest.mark.parametrize(
         ("distances", "verdict", "start"),

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from wvprobe.contextual_drift import drift_drivers as drift_drivers
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
+    from wvprobe.counterfactual import head_interactions as head_interactions
+    from wvprobe.counterfactual import repeated_head as repeated_head
+    from wvprobe.counterfactual import sequential_heads as sequential_heads
     from wvprobe.datasets import load_conllu as load_conllu
     from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
@@ -66,14 +69,17 @@ _HOMES = {
     "find_word": "words",
     "known_architectures": "budget",
     "head_behaviour": "behaviour",
+    "head_interactions": "counterfactual",
     "load": "models",
     "load_conllu": "datasets",
     "load_iob2": "datasets",
     "load_senses": "datasets",
     "offset_profile": "offsets",
     "payload": "value_payload",
+    "repeated_head": "counterfactual",
     "score_ledger": "ledger",
     "score_variance": "pair_variance",
+    "sequential_heads": "counterfactual",
     "spectra": "singular",
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",

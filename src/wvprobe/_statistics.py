@@ -82,6 +82,33 @@ def benjamini_hochberg(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
     return q
 
 
+def spearman(
+    x: Float[Tensor, " n"], y: Float[Tensor, " n"], counts: Float[Tensor, "draw n"]
+) -> Float[Tensor, " draw"]:
+    """Return Spearman's ρ of each resample: Pearson's of ranks, ties at their mean rank.
+
+    Args:
+        x: values.
+        y: others of the same things.
+        counts: how often each resample holds each of them; one row of ones for ρ itself.
+
+    Returns:
+        [draw]; NaN where a resample has one value only.
+    """
+    total = counts.sum(dim=1, keepdim=True)
+    ranks = [_ranks(values, counts) for values in (x, y)]
+    ranks = [own - (counts * own).sum(dim=1, keepdim=True) / total for own in ranks]
+    (xx, yy), xy = [(counts * own * own).sum(dim=1) for own in ranks], ranks[0] * ranks[1] * counts
+    return xy.sum(dim=1) / (xx * yy).sqrt()
+
+
+def _ranks(values: Float[Tensor, " n"], counts: Float[Tensor, "draw n"]) -> Float[Tensor, "draw n"]:
+    """Return each one's mean rank in a resample, each counted so many times."""
+    known, which = values.unique(return_inverse=True)
+    held = counts.new_zeros(len(counts), len(known)).index_add_(1, which, counts)
+    return (held.cumsum(dim=1) - held / 2)[:, which]
+
+
 def haar_moments(
     trace_a: Tensor, square_a: Tensor, trace_b: Tensor, square_b: Tensor, d: int
 ) -> tuple[Tensor, Tensor]:

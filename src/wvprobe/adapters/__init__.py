@@ -3,6 +3,7 @@
 What the rest of the library may ask of a model stands here, and nothing else does.
 """
 
+from wvprobe.adapters.attention_calls import AttentionCall, Rewrite, Rewritten, rewriting
 from wvprobe.adapters.boot import (
     TransformerBridge,
     boot,
@@ -67,12 +68,15 @@ __all__ = [
     "PER_LAYER",
     "SITES",
     "Architecture",
+    "AttentionCall",
     "AttentionFacts",
     "Latent",
     "LayerWeights",
     "Norm",
     "Raw",
     "Recipe",
+    "Rewrite",
+    "Rewritten",
     "Skeleton",
     "TransformerBridge",
     "Unembedding",
@@ -111,6 +115,7 @@ __all__ = [
     "reinitialised",
     "require_head",
     "rotary",
+    "rewriting",
     "rounded",
     "run_backbone",
     "score_scale",

@@ -25,6 +25,7 @@ from wvprobe.contextual_drift import (
     ScoreDrift,
 )
 from wvprobe.copying import CopyingResult
+from wvprobe.counterfactual import InteractionResult, RepeatedResult, SequentialResult
 from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
 from wvprobe.exchanges import ExchangeResult
@@ -47,6 +48,7 @@ from wvprobe.plotting import (
     _models,
     _payload,
     _probes,
+    _sequences,
     _spectra,
     _variance,
     _vocabulary,
@@ -85,6 +87,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     HeldOutSenses: _drift.held_out,
     InfluenceResult: _contexts.influence,
     InputResult: _spectra.inputs,
+    InteractionResult: _sequences.interactions,
     KnownArchitectures: _budget.architectures,
     LabourResult: _payload.labour,
     LayerSimilarity: _drift.layers,
@@ -97,9 +100,11 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PayloadMap: _payload.payload_map,
     PayloadResult: _payload.payload,
     ProbeResult: _probes.probes,
+    RepeatedResult: _sequences.repeated,
     ScoreDrift: _drift.score_drift,
     SenseLayers: _contexts.sense_layers,
     SenseMap: _contexts.sense_map,
+    SequentialResult: _sequences.sequential,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,

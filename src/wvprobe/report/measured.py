@@ -16,7 +16,14 @@ from wvprobe.contextual_drift import (
     growth_law,
     score_drift,
 )
-from wvprobe.datasets import LabelledDataset, SenseDataset, labelled_senses, load_senses
+from wvprobe.counterfactual import SequentialResult, sequential_heads
+from wvprobe.datasets import (
+    LabelledDataset,
+    SenseDataset,
+    labelled_senses,
+    load_prose,
+    load_senses,
+)
 from wvprobe.dissociation import DissociationResult, double_dissociation
 from wvprobe.errors import UnsupportedError
 from wvprobe.heads import HeadWeights
@@ -35,6 +42,9 @@ _DRAWS = 20  # random projections a layer
 _EXCHANGED = 20  # pairs of texts
 _EVERY = 4  # of the bundled sentences every fourth, some seconds of them
 _BASELINE = 200  # sentences with a random word each: it moves the curve and its band alike
+# Of the held-out paragraphs of fewer characters, which all models can read, one in so many is run
+# with other heads: some 250 tokens.
+_CHARACTERS, _PARAGRAPHS = 240, 8
 _SENTENCES = 1000  # of a treebank, which a report takes
 
 
@@ -139,6 +149,23 @@ class Measured:
                 "wvprobe report --conllu FILE."
             )
         return dependency_heads(self.model, self.treebank, limit=_SENTENCES)
+
+    @cached_property
+    def sequence(self) -> SequentialResult:
+        """All blocks with their heads one after another, in three orders."""
+        return sequential_heads(self.model, self._prose(), layers="all", orders=3)
+
+    @cached_property
+    def single_blocks(self) -> SequentialResult:
+        """The first block, the middle one and the last, each alone, likewise."""
+        n_layers = self.model.cfg.n_layers
+        blocks = [[layer] for layer in sorted({0, n_layers // 2, n_layers - 1})]
+        return sequential_heads(self.model, self._prose(), layers=blocks)
+
+    @staticmethod
+    def _prose() -> list[str]:
+        short = [text for text in load_prose("held-out") if len(text) < _CHARACTERS]
+        return short[::_PARAGRAPHS]
 
     @cached_property
     def influence(self) -> InfluenceResult:
