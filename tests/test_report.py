@@ -1,19 +1,18 @@
 """The page and its numbers."""
 
 import functools
-import itertools
 import json
-from dataclasses import replace
 
 import pytest
+from conftest import shorten_reports
 
 import wvprobe
-from wvprobe.attention_clock import Spread, time_attention
+from wvprobe.attention_clock import Spread
 from wvprobe.budget import HeadBudget
-from wvprobe.datasets import load_conllu
 from wvprobe.errors import DiskSpaceError
 from wvprobe.report import write_report
 from wvprobe.report.catalogue import CLAIMS, QUESTIONS
+from wvprobe.report.given import BANK, Given, lines_of
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
 from wvprobe.report.question1 import Estimate, judge_anew, judge_division
 from wvprobe.report.question2 import (
@@ -50,7 +49,6 @@ from wvprobe.testing import tiny_model
 IDS = (
     "1.1 1.2 2.1 2.2 2.3 2.4 2.5 2.6 3.1 3.2 3.3 3.4 4.1 4.2 4.3 4.4 4.5 5.1 5.2 5.3 5.4 5.5 5.6"
 ).split()
-MORE_FAMILIES = ("llama", "bert", "phi", "bloom", "deepseek_v3")
 MEASURED = {
     "1.1",
     "1.2",
@@ -75,62 +73,9 @@ TIMED = {"4.4"}
 
 
 @pytest.fixture(autouse=True)
-def short_baseline(monkeypatch):
-    """Take fewer sentences than a report does, which changes numbers and no code path."""
-    monkeypatch.setattr("wvprobe.contextual_drift._baseline.SENTENCES", 50)
-
-
-@pytest.fixture(autouse=True)
-def short_clock(monkeypatch):
-    """Time small heads for an instant."""
-
-    def quick(**settings):
-        settings |= {"d_heads": (32, 64, 128), "seconds": 0.0, "kernels": ["flash", "eager"]}
-        return time_attention(128, 16, **settings)
-
-    monkeypatch.setattr("wvprobe._kernels.peak", lambda *_: (1e11, 1e10))
-    monkeypatch.setattr("wvprobe.report.measured.time_attention", quick)
-    monkeypatch.setattr(wvprobe, "time_attention", quick, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def fewer_words(monkeypatch):
-    """Take six words of the bundled ones, each a noun and a verb, likewise."""
-    whole = wvprobe.load_senses()
-    both = [w for w in whole.words if len({i.pos for i in whole.only(w)}) > 1][:6]
-    few = replace(whole, items=tuple(i for i in whole.items if i.word in both))
-    for module in ("wvprobe", "wvprobe.report.measured", "wvprobe._equal_texts"):
-        monkeypatch.setattr(f"{module}.load_senses", lambda: few)
-
-
-@pytest.fixture(scope="module")
-def treebank(tmp_path_factory):
-    """A treebank of one grammar: "The old boat near the river sank there ." and others like it."""
-    words = {
-        1: ("boat", "bank", "clerk", "farmer", "engine", "teacher"),
-        3: ("river", "station", "garden", "harbour", "market", "forest"),
-        4: ("sank", "waited", "slept", "stood"),
-    }
-    lines = []
-    for number, (noun, place, verb) in enumerate(itertools.product(*words.values())):
-        rows = [
-            ("The", "DET", 2, "det"),
-            (noun, "NOUN", 6, "nsubj"),
-            ("near", "ADP", 5, "case"),
-            ("the", "DET", 5, "det"),
-            (place, "NOUN", 2, "nmod"),
-            (verb, "VERB", 0, "root"),
-            ("there", "ADV", 6, "advmod"),
-        ]
-        lines += [f"# sent_id = {number}", f"# text = {' '.join(row[0] for row in rows)}"]
-        lines += [
-            f"{i}\t{word}\t{word}\t{pos}\t_\t_\t{head}\t{relation}\t_\t_"
-            for i, (word, pos, head, relation) in enumerate(rows, 1)
-        ]
-        lines.append("")
-    path = tmp_path_factory.mktemp("treebank") / "small.conllu"
-    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return path
+def shortened(monkeypatch):
+    """The lines of Python on a page are run in the same small world as the page was written in."""
+    shorten_reports(monkeypatch)
 
 
 def test_all_claims_are_there_each_with_a_rule():
@@ -138,20 +83,16 @@ def test_all_claims_are_there_each_with_a_rule():
     assert all(claim.rule and claim.claim for claim in CLAIMS)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gpt2",
-        *(
-            pytest.param(f, marks=pytest.mark.slow)
-            for f in "llama bert phi bloom deepseek_v3".split()
-        ),
-    ],
-)
-def test_a_report_is_written(family, tiny, tmp_path):
-    steps = []
-    written = write_report(tiny(family), tmp_path / "out", progress=steps.append)
-    assert len(steps) >= 3 and written.audit.ok
+FAMILIES = [
+    "llama",
+    *(pytest.param(f, marks=pytest.mark.slow) for f in ("bert", "phi", "bloom", "deepseek_v3")),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_report_is_written(family, small_report):
+    written = small_report(family)
+    assert written.ok and not written.failed
     document = json.loads(written.results.read_text())
     assert set(document) == {"claims", "provenance"}
     by_id = {claim["id"]: claim for claim in document["claims"]}
@@ -160,31 +101,20 @@ def test_a_report_is_written(family, tiny, tmp_path):
         assert {"id", "claim", "verdict", "rule", "numbers", "interval", "n", "model"} <= set(claim)
         assert claim["model"] == f"tiny:{family}"
         assert (claim["verdict"] == "not yet measured") == (claim["id"] not in MEASURED)
+    assert by_id["2.5"]["claim"].startswith("Q of 'bank' and K of 'river' both differ")
     assert by_id["3.3"]["verdict"] == "supported"
     assert by_id["5.1"]["numbers"]["per_layer"] == 3 * 96 * 12288**2
     assert document["provenance"]["weight_hash"]
 
 
-@pytest.mark.slow
-def test_the_page_needs_no_network(tiny, tmp_path):
-    import re
-
-    page = write_report(tiny("llama"), tmp_path).page.read_text()
-    own = page.replace(page[page.index("<script>") : page.index("</script>")], "", 1)
-    assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", own)
-    assert page.count("Plotly.newPlot(") >= 3
-    assert r"bank\u2192river (masked)" in own
-    assert "a power bank dropped into the river." in own
-
-
-@pytest.mark.slow
 def test_a_failed_audit_is_told_on_the_page(tmp_path, monkeypatch):
     from wvprobe import adapters
 
     monkeypatch.setattr(adapters, "sliding_window", lambda *_: None)
     monkeypatch.setattr("wvprobe.adapters.weights.sliding_window", lambda *_: None)
+    monkeypatch.setattr("wvprobe.report.QUESTIONS", ())
     written = write_report(tiny_model("mistral"), tmp_path)
-    assert not written.audit.ok
+    assert not written.audited and not written.ok
     assert "The audit failed" in written.page.read_text()
 
 
@@ -432,15 +362,16 @@ class TestVerdicts:
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
-def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, treebank, tmp_path):
-    model = tiny(family)
-    written = write_report(model, tmp_path, treebank=load_conllu(treebank))
+def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(
+    family, tiny, small_report, small_treebank
+):
+    model, written = tiny(family), small_report(family)
     page, document = written.page.read_text(), json.loads(written.results.read_text())
     for claim in document["claims"]:
         if claim["id"] not in MEASURED or claim["verdict"] == "not testable here":
             continue
         given = {"wvprobe": wvprobe, "model": model, "text_a": TEXT_A, "text_b": TEXT_B}
-        given["conllu"] = str(treebank)
+        given["conllu"] = str(small_treebank)
         exec(claim["code"], given)
         assert given["numbers"], claim["id"]
         if claim["id"] in TIMED:
@@ -453,10 +384,11 @@ def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, tr
     assert "context_dependence(model, text_a, text_b" in page
 
 
-def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say():
+def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say(small_sizes):
     model = tiny_model("llama", num_hidden_layers=12)
     claim = next(claim for claim in CLAIMS if claim.id == "2.3")
-    finding = claim.judge(Measured(model))
+    claim = claim.about(BANK.told, lines_of(Given(), small_sizes))
+    finding = claim.judge(Measured(model, sizes=small_sizes))
     assert finding.verdict != "not testable here" and finding.n == 6
     given = {"wvprobe": wvprobe, "model": model}
     exec(claim.code, given)

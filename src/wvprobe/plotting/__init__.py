@@ -55,6 +55,7 @@ from wvprobe.plotting import (
     _words,
 )
 from wvprobe.plotting._style import dressed
+from wvprobe.plotting._style import themes as themes
 from wvprobe.probes import ProbeResult
 from wvprobe.sense_maps import SenseLayers, SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult

@@ -1,13 +1,29 @@
 """What all figures share: colours, margins, and how texts are shortened."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-INK, ACCENT, MUTED, BAD = "#1f2933", "#1f5fa8", "#9aa5b1", "#b3261e"
+# Told apart with any of the three kinds of colour blindness, and 3 : 1 or more against white.
+INK, ACCENT, MUTED, BAD = "#1f2933", "#1f5fa8", "#7b8794", "#b3261e"
+GREEN, OCHRE, VIOLET = "#009e73", "#b7791f", "#a05195"
+# The same on a dark ground: what stands for each of them there.
+DARK = {
+    INK: "#e6ebf0",
+    ACCENT: "#6cb0ff",
+    MUTED: MUTED,
+    BAD: "#ff6b5b",
+    GREEN: "#3ddc9f",
+    OCHRE: "#d9a441",
+    VIOLET: "#b877d6",
+}
+# Behind a legend that lies in its plot.
+VEIL, _DARK_VEIL = "rgba(255,255,255,0.7)", "rgba(18,24,31,0.7)"
+_LINES, _DARK_LINES = "#e4e7eb", "#33414e"
 # Okabe & Ito 2008, which people with any kind of colour vision tell apart.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933")
 STREAM_AXIS = "stream (0: embedding)"
@@ -74,3 +90,36 @@ def waterfall(names: Sequence[str], values: Sequence[float], form: str, total: s
 def short(text: str, length: int = 60) -> str:
     """Cut a text to `length` characters."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def faint(colour: str, share: float = 0.18) -> str:
+    """Return a colour of six digits, mostly transparent: for bands, which others show through."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{share})"
+
+
+def themes() -> dict[str, Any]:
+    """Return plotly's templates for a light and a dark ground, transparent both.
+
+    ``swaps`` says which colour of a figure becomes which on the dark ground.
+    """
+    return {
+        "light": _template("plotly_white", INK, _LINES),
+        "dark": _template("plotly_dark", DARK[INK], _DARK_LINES),
+        "swaps": DARK | {VEIL: _DARK_VEIL} | {faint(c): faint(dark) for c, dark in DARK.items()},
+    }
+
+
+def _template(name: str, ink: str, lines: str) -> dict[str, Any]:
+    import plotly.io
+
+    axis = {"gridcolor": lines, "linecolor": lines, "zerolinecolor": lines, "automargin": True}
+    template = go.layout.Template(plotly.io.templates[name])
+    template.layout.update(
+        font_color=ink,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        xaxis=axis,
+        yaxis=axis,
+    )
+    return template.to_plotly_json()

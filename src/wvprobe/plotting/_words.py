@@ -11,6 +11,7 @@ from wvprobe.plotting._style import (
     MUTED,
     STREAM_AXIS,
     TOP_WITH_PANELS,
+    faint,
     short,
     waterfall,
 )
@@ -113,7 +114,7 @@ def _curves(result: PairDriftResult, frame: Any, taken: Any) -> list[go.Scatter]
             x=layers + layers[::-1],
             y=band,
             fill="toself",
-            fillcolor="rgba(154,165,177,0.25)",
+            fillcolor=faint(MUTED, 0.25),
             mode="lines",
             line={"width": 0},
             hoverinfo="skip",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from wvprobe import adapters
 from wvprobe.activations import capture
 from wvprobe.report.claims import Claim, Exhibit, Finding
-from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
+from wvprobe.report.measured import Measured
 
 _HEADS = 3  # heads of one layer that must each be best on another relation
 _BETTER = 0.05
@@ -146,7 +146,7 @@ def concatenation(measured: Measured) -> Finding:
     """Hold Σ_h z_h W_O^h + b_O against what the model itself computes from Concat(z)."""
     model = measured.model
     arch = adapters.architecture(model)
-    seen = capture(model, [TEXT_A, TEXT_B], ["z", "attn_out"])
+    seen = capture(model, measured.pair.texts, ["z", "attn_out"])
     mask, errors = seen.mask, []
     for layer in range(arch.n_layers):
         w_o = adapters.output_weight(model, arch, layer).cpu().double()
@@ -170,9 +170,7 @@ CLAIMS = (
         "A model whose heads write nothing that others of their block read would refute it; single "
         "late blocks of a model can lie within the rounding where all of them together do not.",
         """\
-from wvprobe.datasets import load_prose
-
-texts = [text for text in load_prose("held-out") if len(text) < 240][::8]
+texts = $prose
 found = wvprobe.sequential_heads(model, texts, layers="all", orders=3)
 mean, low, high = found.interval(found.measure)
 layers = model.cfg.n_layers
@@ -220,7 +218,7 @@ numbers = {"largest_error": max(errors)}""",
         """\
 from wvprobe.behaviour import dependency_heads
 
-found = dependency_heads(model, wvprobe.load_conllu(conllu), limit=1000)
+found = dependency_heads(model, wvprobe.load_conllu(conllu), limit=$treebank)
 layers = found.specialists(0.05)
 numbers = {"heads": layers["certain"].max(), "heads_nominal": layers["heads"].max()}""",
         relation_exhibits,
