@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from wvprobe.contextual_drift import drift_drivers as drift_drivers
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
+    from wvprobe.counterfactual import resize_heads as resize_heads
+    from wvprobe.counterfactual import share_kv_heads as share_kv_heads
     from wvprobe.datasets import load_conllu as load_conllu
     from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
@@ -72,8 +74,10 @@ _HOMES = {
     "load_senses": "datasets",
     "offset_profile": "offsets",
     "payload": "value_payload",
+    "resize_heads": "counterfactual",
     "score_ledger": "ledger",
     "score_variance": "pair_variance",
+    "share_kv_heads": "counterfactual",
     "spectra": "singular",
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",

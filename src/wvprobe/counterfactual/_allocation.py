@@ -13,14 +13,14 @@ from wvprobe.errors import InputError
 _GOLDEN = 0.6180339887498949
 
 
-def even_ranks(
-    n_heads: int, d_head: int, total: int, step: int
-) -> Int[Tensor, " head"]:
+def even_ranks(n_heads: int, d_head: int, total: int, step: int) -> Int[Tensor, " head"]:
     """Return the same rank for every head, as far as whole steps of a fixed total allow."""
     return rounded_ranks(torch.full((n_heads,), total / n_heads).double(), d_head, total, step)
 
 
-def greedy_ranks(gains: Float[Tensor, "head d_head"], total: int, step: int) -> Int[Tensor, " head"]:
+def greedy_ranks(
+    gains: Float[Tensor, "head d_head"], total: int, step: int
+) -> Int[Tensor, " head"]:
     """Return the ranks of given total that keep most, of what each coordinate adds.
 
     Coordinates come in their heads' order, which need not be that of their gains; so gains are

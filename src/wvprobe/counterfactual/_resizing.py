@@ -13,7 +13,6 @@ from wvprobe import adapters
 from wvprobe._effects import Setting, measure_effects, texts_or_prose
 from wvprobe._statistics import mean_interval
 from wvprobe._validate import length, message, one_of
-from wvprobe._validate import texts as checked_texts
 from wvprobe.adapters import Architecture
 from wvprobe.counterfactual._allocation import (
     common_step,
@@ -24,9 +23,9 @@ from wvprobe.counterfactual._allocation import (
 )
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.counterfactual._cuts import Cut
-from wvprobe.counterfactual._plans import PARTS, SITES, ResizePlan, cut_changes, measured_cut
-from wvprobe.counterfactual._sensitivity import loss_sensitivity
-from wvprobe.datasets import load_prose
+from wvprobe.counterfactual._plans import PARTS, ResizePlan, cut_changes, measured_cut
+from wvprobe.counterfactual._sensitivity import loss_costs
+from wvprobe.counterfactual._streams import calibration_texts
 from wvprobe.errors import InputError
 
 ALLOCATIONS = ("uniform", "energy", "loss")
@@ -57,8 +56,9 @@ class ResizeResult(ChangeResult):
         ranks: [setting, layer, head] the rank of each head.
         energies: [layer, head, d] what each of a head's coordinates adds to the energy of what it
             puts out (OV) or of its scores (QK), in the order in which they are kept.
-        sensitivities: [layer, head, d] the same in loss (see ``loss_sensitivity``); None where no
-            allocation asked for it.
+        costs: [layer, head, d + 1] what cutting a head alone to every rank from 0 costs in loss,
+            nats², by its slope on calibration text (see docs/methods.md); None where no allocation
+            asked for it.
         kv_bytes: [setting] bytes a token leaves in the cache in bfloat16, values (OV) or keys (QK)
             of the model's own key-value heads kept as they are.
         kv_bytes_own: [setting] the same where each query head caches its own cut coordinates
@@ -73,7 +73,7 @@ class ResizeResult(ChangeResult):
     multiples: tuple[int, ...]
     ranks: Int[Tensor, "setting layer head"]
     energies: Float[Tensor, "layer head d"]
-    sensitivities: Float[Tensor, "layer head d"] | None
+    costs: Float[Tensor, "layer head rank"] | None
     kv_bytes: Int[Tensor, " setting"]
     kv_bytes_own: Int[Tensor, " setting"]
     kv_note: str
@@ -82,7 +82,7 @@ class ResizeResult(ChangeResult):
         **ChangeResult.AXES,
         "ranks": ("setting", "layer", "head"),
         "energies": ("layer", "head", "coordinate"),
-        "sensitivities": ("layer", "head", "coordinate"),
+        "costs": ("layer", "head", "rank"),
         "kv_bytes": ("setting",),
         "kv_bytes_own": ("setting",),
     }
@@ -184,7 +184,7 @@ def resize_heads(
     part: str = "OV",
     multiple_of: int = 1,
     scope: str = "model",
-    calibration: Sequence[str] | None = None,
+    calibration: str | Sequence[str] | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> ResizeResult:
@@ -235,12 +235,12 @@ def resize_heads(
     choices = _choices(budget, allocation, multiple_of)
     _check_budgets(arch, part, d, choices, scope, multiple_of)
     judged = texts_or_prose(texts)
-    fitted = load_prose("calibration") if calibration is None else checked_texts(calibration)
+    fitted = calibration_texts(model, arch, calibration)
     cut = measured_cut(model, arch, part, fitted, progress)
-    sensitivities = None
+    costs = None
     if any(choice.allocation == "loss" for choice in choices):
-        sensitivities = loss_sensitivity(model, arch, fitted, cut, SITES[part], progress)
-    ranks = [_ranks(cut, sensitivities, choice, part, scope) for choice in choices]
+        costs = loss_costs(model, arch, fitted, cut, part, progress)
+    ranks = [_ranks(cut, costs, choice, part, scope) for choice in choices]
     whole = torch.full((arch.n_layers, arch.n_heads), d)
     names = [_name(part, choice, scope) for choice in choices]
     settings: dict[str, Setting] = {
@@ -273,7 +273,7 @@ def resize_heads(
         multiples=(*(choice.multiple_of for choice in choices), 1),
         ranks=every,
         energies=cut.gains,
-        sensitivities=sensitivities,
+        costs=costs,
         kv_bytes=shared,
         kv_bytes_own=own,
         kv_note=note,
@@ -283,9 +283,14 @@ def resize_heads(
 def _choices(budget: Any, allocation: Any, multiple_of: int) -> list[_Choice]:
     """Return the settings asked for, each with and without rounding to multiples."""
     budgets = several("budget", budget)
+    for value in budgets:
+        total_rank(value, 1, 0)  # refuses what is no fraction
     allocations = [one_of("allocation", a, ALLOCATIONS) for a in several("allocation", allocation)]
     return [
-        _Choice(b, a, m) for b in budgets for a in allocations for m in dict.fromkeys((1, multiple_of))
+        _Choice(float(b), a, m)
+        for b in budgets
+        for a in allocations
+        for m in dict.fromkeys((1, multiple_of))
     ]
 
 
@@ -312,7 +317,7 @@ def _check_budgets(
 
 
 def _ranks(
-    cut: Cut, sensitivities: Tensor | None, choice: _Choice, part: str, scope: str
+    cut: Cut, costs: Tensor | None, choice: _Choice, part: str, scope: str
 ) -> Int[Tensor, "layer head"]:
     """Share the rank out: over all heads at once, or in each layer."""
     gains = cut.gains
@@ -320,8 +325,8 @@ def _ranks(
         # What a late layer adds is longer, since the stream is, and does no more for that.
         whole = gains.sum(dim=(-2, -1), keepdim=True)
         gains = torch.where(whole > 0, gains / whole, 0.0)
-    if choice.allocation == "loss" and sensitivities is not None:
-        gains = sensitivities
+    if choice.allocation == "loss" and costs is not None:
+        gains = -costs.diff(dim=-1)
     groups = gains.flatten(0, 1)[None] if scope == "model" else gains
     found = [_group_ranks(group, cut.step, choice) for group in groups]
     return torch.cat(found).reshape(gains.shape[:-1])
@@ -341,7 +346,9 @@ def _group_ranks(
 
 def _name(part: str, choice: _Choice, scope: str) -> str:
     shown = f"{choice.budget:.2f}"
-    name = f"{part}, {choice.allocation}, {shown if float(shown) == choice.budget else choice.budget}"
+    name = (
+        f"{part}, {choice.allocation}, {shown if float(shown) == choice.budget else choice.budget}"
+    )
     if scope == "layer":
         name += ", each layer alike"
     return name if choice.multiple_of == 1 else f"{name}, multiples of {choice.multiple_of}"

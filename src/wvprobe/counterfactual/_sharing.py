@@ -13,7 +13,6 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._effects import Setting, measure_effects, texts_or_prose
 from wvprobe._validate import length, message, one_of
-from wvprobe._validate import texts as checked_texts
 from wvprobe.adapters import Architecture, Raw
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.counterfactual._key_values import key_value_moments
@@ -34,7 +33,7 @@ from wvprobe.counterfactual._shared_maps import (
     relative_errors,
     similarity,
 )
-from wvprobe.datasets import load_prose
+from wvprobe.counterfactual._streams import calibration_texts
 from wvprobe.errors import InputError, UnsupportedError
 
 METHODS = ("mean", "lstsq", "svd", "mla")
@@ -119,7 +118,7 @@ def share_kv_heads(
     method: str | Sequence[str] = "svd",
     grouping: str | Sequence[str] = "order",
     after: ResizePlan | None = None,
-    calibration: Sequence[str] | None = None,
+    calibration: str | Sequence[str] | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> ShareResult:
@@ -171,7 +170,7 @@ def share_kv_heads(
     choices = _choices(arch, n_kv_heads, method, grouping)
     plan = None if after is None else check_plan(after, arch)
     judged = texts_or_prose(texts)
-    fitted = load_prose("calibration") if calibration is None else checked_texts(calibration)
+    fitted = calibration_texts(model, arch, calibration)
     planes = planes_of(model, arch)
     base: Mapping[Raw, Any] = {}
     heads = None

@@ -3,17 +3,31 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._progress import progress as progress_bar
+from wvprobe._validate import texts as checked_texts
 from wvprobe.activations import batches_of, padded
 from wvprobe.adapters import Architecture, Raw, Recipe
+from wvprobe.datasets import load_prose
 from wvprobe.words import encode
 
 Add = Callable[[int, Mapping[str, Tensor], Bool[Tensor, "text pos"]], None]
+
+
+def calibration_texts(
+    model: Any, arch: Architecture, given: str | Sequence[str] | None
+) -> tuple[str, ...]:
+    """Return the texts given, or the paragraphs of the bundled calibration prose that fit."""
+    if given is not None:
+        return tuple(checked_texts(given))
+    prose = load_prose("calibration")
+    if arch.n_ctx is None:
+        return prose
+    # The tokenizers of small models for tests need a token for almost every letter.
+    return tuple(t for t in prose if len(model.tokenizer(t)["input_ids"]) < arch.n_ctx)
 
 
 def each_layer(

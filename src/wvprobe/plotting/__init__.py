@@ -25,6 +25,7 @@ from wvprobe.contextual_drift import (
     ScoreDrift,
 )
 from wvprobe.copying import CopyingResult
+from wvprobe.counterfactual import HeadRanks, ResizeResult, ShareResult
 from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
 from wvprobe.exchanges import ExchangeResult
@@ -47,6 +48,7 @@ from wvprobe.plotting import (
     _models,
     _payload,
     _probes,
+    _resizing,
     _spectra,
     _variance,
     _vocabulary,
@@ -81,6 +83,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     ExchangeResult: _exchange.exchange,
     FlowResult: _flow.flow,
     GrowthResult: _drift.growth,
+    HeadRanks: _resizing.head_ranks,
     HeadScaling: _budget.scaling,
     HeldOutSenses: _drift.held_out,
     InfluenceResult: _contexts.influence,
@@ -97,9 +100,11 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PayloadMap: _payload.payload_map,
     PayloadResult: _payload.payload,
     ProbeResult: _probes.probes,
+    ResizeResult: _resizing.resized,
     ScoreDrift: _drift.score_drift,
     SenseLayers: _contexts.sense_layers,
     SenseMap: _contexts.sense_map,
+    ShareResult: _resizing.shared,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,
