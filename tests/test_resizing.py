@@ -18,7 +18,7 @@ from wvprobe.counterfactual._allocation import (
     total_rank,
 )
 from wvprobe.counterfactual._cuts import output_cut, score_cut
-from wvprobe.counterfactual._plans import cut_changes, measured_cut
+from wvprobe.counterfactual._plans import cut_plan, measured_cut
 from wvprobe.counterfactual._sensitivity import _between, loss_costs
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.plotting import figure
@@ -205,7 +205,7 @@ def test_what_a_cut_head_adds_changes_by_the_dropped_energies(family, tiny):
     cut = measured_cut(model, arch, "OV", TEXTS)
     ranks = torch.full((arch.n_layers, arch.n_heads), arch.d_head_v)
     ranks[0, 1] = 3
-    changes = cut_changes(cut, "OV", ranks)
+    changes = cut_plan("", "OV", cut, ranks).changes
     assert list(changes) == [("z", 0)]
     before = _changed(model, ["attn_out"], {}, TEXTS)
     after = _changed(model, ["attn_out"], changes, TEXTS)
@@ -225,7 +225,7 @@ def test_scores_change_by_the_dropped_energies(family, tiny):
     cut = measured_cut(model, arch, "QK", [TEXT])
     assert cut.step == (2 if arch.position == "rotary" else 1)
     ranks = torch.full((arch.n_layers, arch.n_heads), 4)
-    changes = {("q", 0): cut_changes(cut, "QK", ranks)["q", 0]}
+    changes = {("q", 0): cut_plan("", "QK", cut, ranks).changes["q", 0]}
     before, after = (_changed(model, ["scores"], each)["scores"] for each in ({}, changes))
     difference = (after - before)[0, 0].double()
     difference = difference - difference.mean(dim=-1, keepdim=True)
@@ -303,7 +303,8 @@ def test_costs_are_squared_slopes_along_a_cut(family, tiny):
         assert found.shape == (*cut.gains.shape[:2], cut.gains.shape[2] + 1)
         assert not bool(found[..., -1].any())
         ranks = torch.full((arch.n_layers, arch.n_heads), rank)
-        changes = {key: new for key, new in cut_changes(cut, part, ranks).items() if key[1] == 2}
+        plan = cut_plan("", part, cut, ranks)
+        changes = {key: new for key, new in plan.changes.items() if key[1] == 2}
         expected, count = torch.zeros(arch.n_heads).double(), 0
         for text in TEXTS:
             encoding = encode(model, text)
@@ -385,6 +386,9 @@ class TestResult:
         assert "loss" in lines and "energy, multiples of 4" in lines
         plan = found.plan("OV, energy, 0.50")
         assert torch.equal(plan.ranks, found.ranks[8]) and plan.part == "OV"
+        torch.testing.assert_close(again.plan("OV, energy, 0.50").maps, plan.maps)
+        rank = torch.linalg.matrix_rank(plan.maps)
+        assert torch.equal(rank, plan.ranks)
 
     def test_each_layer_alike(self, tiny):
         found = resize_heads(

@@ -300,12 +300,12 @@ def test_after_a_resize_the_cut_model_is_what_is_shared(tiny):
     torch.testing.assert_close(found.loss, resized.loss + resized.loss_delta[0])
     assert found.after == "OV, uniform, 0.30" and found.to_frame()["after"][0] == found.after
     plain = share_kv_heads(model, TEXTS, **settings)
-    whole = ResizePlan("all", "OV", torch.full((3, 6), 14))
+    whole = resized.plan("bf16 rounding")
     torch.testing.assert_close(share_kv_heads(model, TEXTS, after=whole, **settings).kl, plain.kl)
     # Of values of a third of the rank one head's width holds nearly all.
     assert float(found.value_errors[0].max()) < float(plain.value_errors[0].min())
-    queries = ResizePlan("keys", "QK", torch.full((3, 6), 4))
-    fewer = share_kv_heads(model, TEXTS, after=queries, **settings)
+    queries = resize_heads(model, TEXTS, budget=0.3, part="QK", calibration=TEXTS)
+    fewer = share_kv_heads(model, TEXTS, after=queries.plan("QK, uniform, 0.30"), **settings)
     assert float(fewer.key_errors[0].mean()) != pytest.approx(float(plain.key_errors[0].mean()))
 
 
@@ -342,6 +342,7 @@ def test_what_is_refused(tiny):
         share_kv_heads(model, TEXTS, n_kv_heads=1, grouping="chance", calibration=TEXTS)
     with pytest.raises(UnsupportedError, match="caches a latent"):
         share_kv_heads(tiny("deepseek_v3"), TEXTS, n_kv_heads=1)
-    other = ResizePlan("other", "OV", torch.full((2, 6), 14))
+    maps = torch.eye(14).double().expand(2, 6, 14, 14)
+    other = ResizePlan("other", "OV", torch.full((2, 6), 14), maps, None)
     with pytest.raises(ShapeError, match="after"):
         share_kv_heads(model, TEXTS, n_kv_heads=1, after=other, calibration=TEXTS)

@@ -18,7 +18,7 @@ class Cut(NamedTuple):
 
     Attributes:
         left: from vectors to coordinates.
-        right: back; ``right @ left`` is the identity on coordinates that carry anything.
+        right: back, the pseudo-inverse of `left`.
         gains: what each coordinate adds to the energy kept, when those before it are there;
             Σ of a head's gains is the energy of what it adds (or of its scores).
         step: how many coordinates stand or fall together, but for the last of an odd number.

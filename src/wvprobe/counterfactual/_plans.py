@@ -24,17 +24,36 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ResizePlan:
-    """Which rank every head is cut to.
+    """Which rank every head is cut to, and how.
 
     Attributes:
         name: the setting's name.
         part: ``OV`` or ``QK``.
         ranks: [layer, head].
+        maps: [layer, head, d, d] what acts on z (OV) or on queries (QK).
+        centre: [layer, head, d] what of z passes unchanged; None for queries.
     """
 
     name: str
     part: str
     ranks: Int[Tensor, "layer head"]
+    maps: Float[Tensor, "layer head d d"]
+    centre: Float[Tensor, "layer head d"] | None
+
+    @property
+    def changes(self) -> Mapping[Raw, Change]:
+        """What cuts a model's heads, for :func:`wvprobe.adapters.changing`.
+
+        Layers whose heads all keep their rank are left alone.
+        """
+        d = self.maps.shape[-1]
+        return {
+            (SITES[self.part], layer): _linear(
+                self.maps[layer], None if self.centre is None else self.centre[layer]
+            )
+            for layer in range(len(self.ranks))
+            if bool((self.ranks[layer] < d).any())
+        }
 
 
 def measured_cut(
@@ -82,19 +101,9 @@ def planes_of(model: Any, arch: Architecture) -> Int[Tensor, "plane 2"] | None:
     return planes[0]
 
 
-def cut_changes(cut: Cut, part: str, ranks: Int[Tensor, "layer head"]) -> Mapping[Raw, Change]:
-    """Return what cuts a model's heads, for :func:`wvprobe.adapters.changing`.
-
-    Layers whose heads all keep their rank are left alone.
-    """
-    maps, d = cut.maps(ranks), cut.gains.shape[-1]
-    return {
-        (SITES[part], layer): _linear(
-            maps[layer], None if cut.centre is None else cut.centre[layer]
-        )
-        for layer in range(len(ranks))
-        if bool((ranks[layer] < d).any())
-    }
+def cut_plan(name: str, part: str, cut: Cut, ranks: Int[Tensor, "layer head"]) -> ResizePlan:
+    """Return the plan of cutting every head to its rank."""
+    return ResizePlan(name, part, ranks, cut.maps(ranks), cut.centre)
 
 
 def check_plan(plan: Any, arch: Architecture) -> ResizePlan:

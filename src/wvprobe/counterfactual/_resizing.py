@@ -23,7 +23,7 @@ from wvprobe.counterfactual._allocation import (
 )
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.counterfactual._cuts import Cut
-from wvprobe.counterfactual._plans import PARTS, ResizePlan, cut_changes, measured_cut
+from wvprobe.counterfactual._plans import PARTS, ResizePlan, cut_plan, measured_cut
 from wvprobe.counterfactual._sensitivity import loss_costs
 from wvprobe.counterfactual._streams import calibration_texts
 from wvprobe.errors import InputError
@@ -59,6 +59,8 @@ class ResizeResult(ChangeResult):
         costs: [layer, head, d + 1] what cutting a head alone to every rank from 0 costs in loss,
             nats², by its slope on calibration text (see docs/methods.md); None where no allocation
             asked for it.
+        basis: [layer, head, d, d] from a head's z (or queries) to its coordinates.
+        centre: [layer, head, d] the mean of z, which passes; None for queries.
         kv_bytes: [setting] bytes a token leaves in the cache in bfloat16, values (OV) or keys (QK)
             of the model's own key-value heads kept as they are.
         kv_bytes_own: [setting] the same where each query head caches its own cut coordinates
@@ -74,6 +76,8 @@ class ResizeResult(ChangeResult):
     ranks: Int[Tensor, "setting layer head"]
     energies: Float[Tensor, "layer head d"]
     costs: Float[Tensor, "layer head rank"] | None
+    basis: Float[Tensor, "layer head d d"]
+    centre: Float[Tensor, "layer head d"] | None
     kv_bytes: Int[Tensor, " setting"]
     kv_bytes_own: Int[Tensor, " setting"]
     kv_note: str
@@ -83,18 +87,22 @@ class ResizeResult(ChangeResult):
         "ranks": ("setting", "layer", "head"),
         "energies": ("layer", "head", "coordinate"),
         "costs": ("layer", "head", "rank"),
+        "basis": ("layer", "head", "d", "coordinate"),
+        "centre": ("layer", "head", "d"),
         "kv_bytes": ("setting",),
         "kv_bytes_own": ("setting",),
     }
 
     def plan(self, setting: str) -> ResizePlan:
-        """Return a setting's ranks, as ``share_kv_heads(..., after=)`` takes them.
+        """Return a setting's ranks and maps, as ``share_kv_heads(..., after=)`` takes them.
 
         Raises:
             InputError: no such setting.
         """
         one_of("setting", setting, self.settings)
-        return ResizePlan(setting, self.part, self.ranks[self.settings.index(setting)])
+        right = torch.linalg.pinv(self.basis)
+        cut = Cut(self.basis, right, self.energies, 1, self.centre)
+        return cut_plan(setting, self.part, cut, self.ranks[self.settings.index(setting)])
 
     @property
     def kept(self) -> Float[Tensor, "setting layer"]:
@@ -244,7 +252,7 @@ def resize_heads(
     whole = torch.full((arch.n_layers, arch.n_heads), d)
     names = [_name(part, choice, scope) for choice in choices]
     settings: dict[str, Setting] = {
-        name: partial(adapters.changing, model, arch, cut_changes(cut, part, own))
+        name: partial(adapters.changing, model, arch, cut_plan(name, part, cut, own).changes)
         for name, own in zip(names, ranks, strict=True)
     }
     settings[ROUNDING] = partial(adapters.rounded, model, arch, torch.bfloat16)
@@ -274,6 +282,8 @@ def resize_heads(
         ranks=every,
         energies=cut.gains,
         costs=costs,
+        basis=cut.left,
+        centre=cut.centre,
         kv_bytes=shared,
         kv_bytes_own=own,
         kv_note=note,

@@ -1,7 +1,6 @@
 """Heads that share keys and values: what fewer of them in the cache cost."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -16,13 +15,7 @@ from wvprobe._validate import length, message, one_of
 from wvprobe.adapters import Architecture, Raw
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.counterfactual._key_values import key_value_moments
-from wvprobe.counterfactual._plans import (
-    ResizePlan,
-    check_plan,
-    cut_changes,
-    measured_cut,
-    planes_of,
-)
+from wvprobe.counterfactual._plans import ResizePlan, check_plan, planes_of
 from wvprobe.counterfactual._resizing import BYTES, several
 from wvprobe.counterfactual._shared_maps import (
     LayerMoments,
@@ -172,13 +165,8 @@ def share_kv_heads(
     judged = texts_or_prose(texts)
     fitted = calibration_texts(model, arch, calibration)
     planes = planes_of(model, arch)
-    base: Mapping[Raw, Any] = {}
-    heads = None
-    if plan is not None:
-        cut = measured_cut(model, arch, plan.part, fitted, progress)
-        base = cut_changes(cut, plan.part, plan.ranks)
-        heads = cut.maps(plan.ranks) if plan.part == "OV" else None
-    with adapters.changing(model, arch, base) if base else nullcontext():
+    heads = plan.maps if plan is not None and plan.part == "OV" else None
+    with adapters.changing(model, arch, {} if plan is None else plan.changes):
         moments = key_value_moments(model, arch, fitted, planes, heads, progress)
         alike = torch.stack([similarity(one, planes) for one in moments])
         made = [_Sharing(arch, moments, alike, planes, choice) for choice in choices]
