@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from wvprobe.adapters import architecture
 from wvprobe.attention_clock import AttentionTimes, time_attention
 from wvprobe.behaviour import DependencyResult, dependency_heads
 from wvprobe.context_shares import ContextResult, context_dependence
@@ -15,7 +16,21 @@ from wvprobe.contextual_drift import (
     growth_law,
     score_drift,
 )
-from wvprobe.datasets import LabelledDataset, SenseDataset, labelled_senses, load_senses
+from wvprobe.counterfactual import (
+    HeadRanks,
+    ResizeResult,
+    ShareResult,
+    head_ranks,
+    resize_heads,
+    share_kv_heads,
+)
+from wvprobe.datasets import (
+    LabelledDataset,
+    SenseDataset,
+    labelled_senses,
+    load_prose,
+    load_senses,
+)
 from wvprobe.dissociation import DissociationResult, double_dissociation
 from wvprobe.errors import UnsupportedError
 from wvprobe.heads import HeadWeights
@@ -34,6 +49,9 @@ _DRAWS = 20  # random projections a layer
 _EXCHANGED = 20  # pairs of texts
 _EVERY = 4  # of the bundled sentences every fourth, some seconds of them
 _SENTENCES = 1000  # of a treebank, which a report takes
+# Paragraphs of prose that heads are cut by, and that cut models are judged on: short ones.
+_SHORT, _FITTED, _JUDGED = 160, 36, 16
+CUT = 0.25  # of the total rank, which cut heads keep
 
 
 class Measured:
@@ -146,6 +164,51 @@ class Measured:
     def senses(self) -> SenseMap:
         """The bundled sentences with 'bank', at the middle stream."""
         return sense_map(self.model, WORD)
+
+    @staticmethod
+    def _prose(split: str, count: int) -> list[str]:
+        return [text for text in load_prose(split) if len(text) <= _SHORT][:count]
+
+    @cached_property
+    def resized(self) -> ResizeResult:
+        """Values of every head cut to a fourth of the rank, evenly or by energy, layer by layer."""
+        return resize_heads(
+            self.model,
+            self._prose("held-out", _JUDGED),
+            budget=CUT,
+            allocation=("uniform", "energy"),
+            scope="layer",
+            calibration=self._prose("calibration", _FITTED),
+        )
+
+    @cached_property
+    def shared(self) -> tuple[ShareResult, ShareResult]:
+        """All key-value heads shared, after the even cut and after the uneven one.
+
+        Raises:
+            UnsupportedError: the model has one key-value head, or caches a latent.
+        """
+        if architecture(self.model).n_kv_heads == 1:
+            raise UnsupportedError(
+                f"{self.model.cfg.model_name} has one key-value head in each layer, which is "
+                "shared already."
+            )
+        even, uneven = (
+            share_kv_heads(
+                self.model,
+                self._prose("held-out", _JUDGED),
+                n_kv_heads=1,
+                after=self.resized.plan(setting),
+                calibration=self._prose("calibration", _FITTED),
+            )
+            for setting in self.resized.settings[:2]
+        )
+        return even, uneven
+
+    @cached_property
+    def ranks(self) -> HeadRanks:
+        """How many of its dimensions each head makes use of."""
+        return head_ranks(self.model, self._prose("calibration", _FITTED))
 
     @cached_property
     def clock(self) -> AttentionTimes:
