@@ -44,6 +44,7 @@ from wvprobe.report.question5 import (
     judge_full_width,
     uneven_widths,
 )
+from wvprobe.report.splits import judge_sharing, judge_split, judge_width, sharing, uneven_gain
 from wvprobe.testing import tiny_model
 
 IDS = (
@@ -68,6 +69,7 @@ MEASURED = {
     "5.5",
 }
 MEASURED |= {"4.3", "4.4", "4.5"}
+MEASURED |= {"5.2", "5.3", "5.6"}
 # The clock's numbers are of the moment: what the lines of Python give is of the same kind only.
 TIMED = {"4.4"}
 
@@ -314,6 +316,51 @@ class TestVerdicts:
         assert (found.verdict, found.interval) == (verdict, heads[1:])
         assert "d_head is constant" in found.reason
         assert "d_head is not constant" in judge_scaling(heads, (0.1, 0.01, 0.2), 83).reason
+
+    @pytest.mark.parametrize(
+        ("interval", "verdict"),
+        [((-0.1, 0.009), "supported"), ((0.0, 0.02), "mixed"), ((0.011, 0.1), "refuted")],
+    )
+    def test_split(self, interval, verdict):
+        found = judge_split(sum(interval) / 2, interval, 16)
+        assert (found.verdict, found.interval, found.n) == (verdict, interval, 16)
+
+    def test_a_split_of_a_model_without_loss_is_not_judged(self, tiny):
+        found = uneven_gain(Measured(tiny("bert")))
+        assert found.verdict == "not testable here"
+        assert 0 < found.numbers["change_uneven"] < 1
+
+    @pytest.mark.parametrize(
+        ("interval", "verdict"),
+        [((1.51, 3.0), "supported"), ((1.2, 1.6), "mixed"), ((0.9, 1.49), "refuted")],
+    )
+    def test_sharing(self, interval, verdict):
+        numbers = {"bytes_saved": 0.667, "change_even": 0.4, "change_uneven": 0.5}
+        found = judge_sharing(1.25, interval, numbers, 16)
+        assert (found.verdict, found.interval, found.n) == (verdict, interval, 16)
+        assert "saves 67% of the cache" in found.reason and found.numbers["ratio"] == 1.25
+
+    def test_sharing_of_one_head_is_not_testable(self, tiny):
+        from wvprobe.errors import UnsupportedError
+
+        with pytest.raises(UnsupportedError, match="one key-value head"):
+            sharing(Measured(tiny("llama", num_key_value_heads=1)))
+
+    @pytest.mark.parametrize(
+        ("ov", "d_head", "verdict"),
+        [
+            ((0.8, 0.51, 0.9), 64, "supported"),
+            ((0.8, 0.49, 0.9), 64, "mixed"),
+            ((0.3, 0.20, 0.49), 64, "refuted"),
+            ((0.3, 0.20, 0.49), 63, "not testable here"),
+            ((0.8, 0.51, 0.9), 63, "supported"),
+        ],
+    )
+    def test_width(self, ov, d_head, verdict):
+        within, needed = {"OV": ov, "QK": (1.0, 1.0, 1.0)}, {"OV": 50.0, "QK": 30.0}
+        found = judge_width(within, needed, {"OV": d_head, "QK": d_head}, 270)
+        assert (found.verdict, found.interval) == (verdict, (ov[1], min(ov[2], 1.0)))
+        assert ("narrower than 64" in found.reason) == (d_head < 64)
 
     def test_full_width_heads(self):
         judge = functools.partial(judge_full_width, HeadBudget(12_288, 96, 12_288, n_layers=96))

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from wvprobe.copying import copying_scores as copying_scores
     from wvprobe.counterfactual import head_interactions as head_interactions
     from wvprobe.counterfactual import repeated_head as repeated_head
+    from wvprobe.counterfactual import resize_heads as resize_heads
     from wvprobe.counterfactual import sequential_heads as sequential_heads
+    from wvprobe.counterfactual import share_kv_heads as share_kv_heads
     from wvprobe.datasets import load_conllu as load_conllu
     from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
@@ -77,9 +79,11 @@ _HOMES = {
     "offset_profile": "offsets",
     "payload": "value_payload",
     "repeated_head": "counterfactual",
+    "resize_heads": "counterfactual",
     "score_ledger": "ledger",
     "score_variance": "pair_variance",
     "sequential_heads": "counterfactual",
+    "share_kv_heads": "counterfactual",
     "spectra": "singular",
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",

@@ -149,7 +149,7 @@ def _check_finite(x: Tensor, name: str = "") -> None:
 
 
 def batches(
-    model: Any, arch: Any, encodings: Sequence[Encoding], headless: bool
+    model: Any, arch: Any, encodings: Sequence[Encoding], headless: bool = False
 ) -> Iterator[Batch]:
     """Yield batches of like length, few enough that their logits can be held, if there are any."""
     device = model.cfg.device

@@ -18,6 +18,7 @@ from wvprobe.adapters.boot import (
 )
 from wvprobe.adapters.counts import AttentionFacts, attention_facts
 from wvprobe.adapters.effective import effective_embedding
+from wvprobe.adapters.gradients import gradients
 from wvprobe.adapters.hooks import (
     Raw,
     changing,
@@ -94,6 +95,7 @@ __all__ = [
     "embedding_table",
     "final_norm",
     "fresh_rotation",
+    "gradients",
     "head_parts",
     "layer_fact_parts",
     "layer_weight_parts",

@@ -263,7 +263,7 @@ def logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     """
     require_head(model, "logits")
     with torch.no_grad():
-        return model.original_model(**_arguments(model, tokens, mask)).logits
+        return model.original_model(**forward_arguments(model, tokens, mask)).logits
 
 
 def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
@@ -276,10 +276,11 @@ def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
             padded batch silently gives other numbers than its sentences alone.
     """
     with torch.no_grad():
-        model.original_model.base_model(**_arguments(model, tokens, mask))
+        model.original_model.base_model(**forward_arguments(model, tokens, mask))
 
 
-def _arguments(model: Any, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
+def forward_arguments(model: Any, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
+    """Return what a forward on padded tokens is called with."""
     fresh_rotation(model)
     known = inspect.signature(model.original_model.base_model.forward).parameters
     arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}

@@ -25,7 +25,14 @@ from wvprobe.contextual_drift import (
     ScoreDrift,
 )
 from wvprobe.copying import CopyingResult
-from wvprobe.counterfactual import InteractionResult, RepeatedResult, SequentialResult
+from wvprobe.counterfactual import (
+    HeadRanks,
+    InteractionResult,
+    RepeatedResult,
+    ResizeResult,
+    SequentialResult,
+    ShareResult,
+)
 from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
 from wvprobe.exchanges import ExchangeResult
@@ -48,6 +55,7 @@ from wvprobe.plotting import (
     _models,
     _payload,
     _probes,
+    _resizing,
     _sequences,
     _spectra,
     _variance,
@@ -84,6 +92,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     ExchangeResult: _exchange.exchange,
     FlowResult: _flow.flow,
     GrowthResult: _drift.growth,
+    HeadRanks: _resizing.head_ranks,
     HeadScaling: _budget.scaling,
     HeldOutSenses: _drift.held_out,
     InfluenceResult: _contexts.influence,
@@ -102,10 +111,12 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PayloadResult: _payload.payload,
     ProbeResult: _probes.probes,
     RepeatedResult: _sequences.repeated,
+    ResizeResult: _resizing.resized,
     ScoreDrift: _drift.score_drift,
     SenseLayers: _contexts.sense_layers,
     SenseMap: _contexts.sense_map,
     SequentialResult: _sequences.sequential,
+    ShareResult: _resizing.shared,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,

@@ -153,9 +153,9 @@ def _digest(value: Any) -> str:
     return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def short_prose() -> list[str]:
-    """Return held-out paragraphs that are short enough for any model."""
-    return [text for text in load_prose("held-out") if len(text) < SHORT]
+def short_prose(split: str = "held-out") -> list[str]:
+    """Return paragraphs of bundled prose that are short enough for any model."""
+    return [text for text in load_prose(split) if len(text) < SHORT]
 
 
 def spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
@@ -177,13 +177,15 @@ def lines_of(given: Given, sizes: Sizes) -> dict[str, str]:
         loaded = f"wvprobe.load_senses({quoted(given.files.get('senses', senses.name))})"
     every = spacing(len(senses), sizes.sentences)
     texts = f"[item.sentence for item in {loaded}][::{every}]"
-    prose = f'[t for t in wvprobe.datasets.load_prose("held-out") if len(t) < {SHORT}]'
+    short = f"[t for t in wvprobe.datasets.load_prose({{}}) if len(t) < {SHORT}]"
+    prose, fitted = (short.format(quoted(split)) for split in ("held-out", "calibration"))
     n_prose = len(short_prose())
     if given.texts is not None:
         n_prose = len(given.texts)
         prose = f"wvprobe.datasets.load_texts({quoted(given.files.get('texts', 'TEXTS'))})"
         texts = f"{prose}[::{spacing(n_prose, sizes.sentences)}]"
     return {
+        "fitted": f"{fitted}[::{spacing(len(short_prose('calibration')), 3 * sizes.paragraphs)}]",
         "prose": f"{prose}[::{spacing(n_prose, sizes.paragraphs)}]",
         "word": quoted(given.pair.word),
         "other": quoted(given.pair.other or ""),

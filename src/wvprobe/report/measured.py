@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from wvprobe.adapters import architecture
 from wvprobe.attention_clock import AttentionTimes, time_attention
 from wvprobe.auditing import AuditResult, audit
 from wvprobe.behaviour import DependencyResult, dependency_heads
@@ -18,7 +19,16 @@ from wvprobe.contextual_drift import (
     growth_law,
     score_drift,
 )
-from wvprobe.counterfactual import SequentialResult, sequential_heads
+from wvprobe.counterfactual import (
+    HeadRanks,
+    ResizeResult,
+    SequentialResult,
+    ShareResult,
+    head_ranks,
+    resize_heads,
+    sequential_heads,
+    share_kv_heads,
+)
 from wvprobe.datasets import SenseDataset, labelled_senses, load_senses
 from wvprobe.dissociation import DissociationResult, double_dissociation
 from wvprobe.errors import UnsupportedError
@@ -33,6 +43,7 @@ from wvprobe.value_payload import LabourResult, PayloadResult, payload
 from wvprobe.word_pairs import PairScores, pair_scores
 
 TEXT_A, TEXT_B = BANK.texts
+CUT = 0.25  # of the total rank, which cut heads keep
 
 
 class Measured:
@@ -189,6 +200,11 @@ class Measured:
         return spaced(self.given.texts or short_prose(), self.sizes.paragraphs)
 
     @cached_property
+    def fitted(self) -> Sequence[str]:
+        """What heads are cut and shared by: prose that nothing is judged on."""
+        return spaced(short_prose("calibration"), 3 * self.sizes.paragraphs)
+
+    @cached_property
     def influence(self) -> InfluenceResult:
         """What the words before and after the word do to its vector in the first text.
 
@@ -208,6 +224,47 @@ class Measured:
         sets = (self.given.senses, load_senses())
         found = next((some for some in sets if some and self.pair.word in some.words), None)
         return None if found is None else sense_map(self.model, self.pair.word, dataset=found)
+
+    @cached_property
+    def resized(self) -> ResizeResult:
+        """Values of every head cut to a fourth of the rank, evenly or by energy, layer by layer."""
+        return resize_heads(
+            self.model,
+            self.prose,
+            budget=CUT,
+            allocation=("uniform", "energy"),
+            scope="layer",
+            calibration=self.fitted,
+        )
+
+    @cached_property
+    def shared(self) -> tuple[ShareResult, ShareResult]:
+        """All key-value heads shared, after the even cut and after the uneven one.
+
+        Raises:
+            UnsupportedError: the model has one key-value head, or caches a latent.
+        """
+        if architecture(self.model).n_kv_heads == 1:
+            raise UnsupportedError(
+                f"{self.model.cfg.model_name} has one key-value head in each layer, which is "
+                "shared already."
+            )
+        even, uneven = (
+            share_kv_heads(
+                self.model,
+                self.prose,
+                n_kv_heads=1,
+                after=self.resized.plan(setting),
+                calibration=self.fitted,
+            )
+            for setting in self.resized.settings[:2]
+        )
+        return even, uneven
+
+    @cached_property
+    def ranks(self) -> HeadRanks:
+        """How many of its dimensions each head makes use of."""
+        return head_ranks(self.model, self.fitted)
 
     @cached_property
     def clock(self) -> AttentionTimes:
