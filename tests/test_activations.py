@@ -312,7 +312,6 @@ class TestRefusals:
             ({"positions": "first"}, InputError, "'last'"),
             ({"pool": "max", "words": "bank"}, InputError, "`pool` must be one of"),
             ({"batch_size": 0}, InputError, "`batch_size`"),
-            ({"out": "somewhere"}, Exception, "out"),
         ],
     )
     def test_wrong_arguments(self, arguments, error, told, tiny):
