@@ -184,13 +184,21 @@ class Store:
         _, counts = torch.unique_consecutive(self._shard[order], return_counts=True)
         yield from order.split(counts.tolist())
 
-    def read(self, site: str, at: Int[Tensor, " some"], rows: Sequence[int], out: Tensor) -> None:
+    def read(
+        self,
+        site: str,
+        at: Int[Tensor, " some"],
+        rows: Sequence[int],
+        heads: slice,
+        out: Tensor,
+    ) -> None:
         """Fill `out` with some items of some layers.
 
         Args:
             site: which.
             at: places of the items.
             rows: places of the layers on the site's axis.
+            heads: what is read of the axis that follows row and layer on disk.
             out: [some, row, …]; where a shard is shorter, what stands there stays.
         """
         order = torch.argsort(self._shard[at], stable=True)
@@ -201,7 +209,7 @@ class Store:
             low, high = int(wanted.min()), int(wanted.max()) + 1
             source = self._slice(number, site)
             for place, row in enumerate(rows):
-                found = source[row : row + 1, low:high][0][wanted - low]
+                found = source[row : row + 1, low:high, heads][0][wanted - low]
                 # A text may be asked for with less room than its shard has: beyond is padding.
                 sizes = zip(found.shape[1:], out.shape[2:], strict=True)
                 inner = tuple(slice(0, min(pair)) for pair in sizes)
@@ -293,6 +301,7 @@ class StoredSite:
         items: Int[Tensor, " some"],
         rows: Sequence[int] | None = None,
         longest: int | None = None,
+        heads: slice | None = None,
     ) -> Tensor:
         """Return some items, with some places of the layer axis (None: all).
 
@@ -300,6 +309,7 @@ class StoredSite:
             items: places of the items, in any order.
             rows: places on the layer axis.
             longest: length of axes that are padded; None for that of the longest text.
+            heads: places on the first axis beside item and layer; None for all.
         """
         chosen = range(len(self.layers)) if rows is None else rows
         sizes = [
@@ -307,8 +317,10 @@ class StoredSite:
             for axis, own in zip(self.axes, self.shape, strict=True)
         ]
         del sizes[self._layer_axis], sizes[0]
+        inner = slice(None) if heads is None else heads
+        sizes[0] = len(range(sizes[0])[inner])
         out = torch.full((len(items), len(chosen), *sizes), self._facts.value, dtype=self.dtype)
-        self.store.read(self.name, items, chosen, out)
+        self.store.read(self.name, items, chosen, inner, out)
         return out.movedim(1, self._layer_axis)
 
     def tensor(self) -> Tensor:
