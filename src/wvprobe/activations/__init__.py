@@ -3,7 +3,7 @@
 from wvprobe.activations._batches import PADDED_DTYPES, batches_of, padded
 from wvprobe.activations._capture import capture, read_sites
 from wvprobe.activations._result import Activations
-from wvprobe.activations._run import Run
+from wvprobe.activations._run import Run, checked_pool
 from wvprobe.activations._stored import StoredActivations, open_store
 from wvprobe.activations._storing import StoredCapture
 
@@ -15,6 +15,7 @@ __all__ = [
     "StoredCapture",
     "batches_of",
     "capture",
+    "checked_pool",
     "open_store",
     "padded",
     "read_sites",

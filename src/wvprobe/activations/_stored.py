@@ -1,15 +1,18 @@
 """What was captured, on disk."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from wvprobe import adapters
 from wvprobe._types import Provenance
-from wvprobe._validate import one_of
+from wvprobe._validate import message, one_of
 from wvprobe.activations._result import Activations
 from wvprobe.errors import InputError
 from wvprobe.store import Store, StoredSite
@@ -49,6 +52,61 @@ class StoredActivations(Activations):
     def items(self) -> Int[Tensor, " item"]:
         """The numbers that the items had in the capture; all, but for a partial store."""
         return self.store.items
+
+    def require(self, model: Any, sites: Sequence[str], prepend_bos: bool | None) -> None:
+        """Check that these are sites of all layers, as a model would give them now.
+
+        Raises:
+            InputError: a site or a layer is missing, or model, tokenizer or hooks are others.
+        """
+        settings = self.store.manifest.settings
+        default = bool(model.cfg.default_prepend_bos)
+        now = {
+            "weights": adapters.weight_hash(model),
+            **adapters.run_settings(model),
+            "prepend_bos": default if prepend_bos is None else prepend_bos,
+        }
+        for name in ("weights", "config", "tokenizer", "hooks", "prepend_bos"):
+            if settings[name] != now[name]:
+                hint = "Capture with it, or leave `store` out."
+                expected = f"captured with {model.cfg.model_name} as it is now"
+                raise InputError(message("store", expected, f"another {name}", hint))
+        arch = adapters.architecture(model)
+        for site in sites:
+            every = tuple(range(adapters.layers_of(arch, site)))
+            found = self.layers.get(site)
+            if found != every:
+                got = "none" if found is None else list(found)
+                expected = f"with {site!r} of all layers, 0 to {every[-1]}"
+                raise InputError(message("store", expected, got))
+
+    def places(
+        self, texts: Sequence[str], positions: Sequence[tuple[int, ...]] | None
+    ) -> Int[Tensor, " some"]:
+        """Return the places of texts, with the positions read of each (None: all positions).
+
+        Raises:
+            InputError: some are not there; their number is told, and the first one.
+        """
+        whole = self.positions is None
+        if whole != (positions is None):
+            expected = "of whole texts" if positions is None else "of words"
+            got = "whole texts" if whole else "words or positions"
+            raise InputError(message("store", expected, got))
+        read: Iterable[Any] = [None] * len(self.texts) if self.positions is None else self.positions
+        known: dict[Any, int] = {}
+        for place, key in enumerate(zip(self.texts, read, strict=True)):
+            known.setdefault(key, place)
+        every: Sequence[Any] = [None] * len(texts) if positions is None else positions
+        wanted = list(zip(texts, every, strict=True))
+        missing = [key for key in wanted if key not in known]
+        if missing:
+            text, at = missing[0]
+            where = "" if at is None else f"tokens {list(at)} of "
+            got = f"{len(missing)} missing, first {where}{shorten(text, 60)!r}"
+            expected = f"with all {len(wanted)} texts and words that are measured"
+            raise InputError(message("store", expected, got))
+        return torch.tensor([known[key] for key in wanted])
 
     def in_memory(self) -> Activations:
         """Read everything: what :func:`~wvprobe.capture` gives without `out`."""
