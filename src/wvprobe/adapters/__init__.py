@@ -38,6 +38,7 @@ from wvprobe.adapters.parts import (
     outside_parts,
 )
 from wvprobe.adapters.rotation import fresh_rotation, length_regime, rotary
+from wvprobe.adapters.settings import hooked, run_settings
 from wvprobe.adapters.sites import PAIR_SITES, SITES, Recipe, layers_of, recipe
 from wvprobe.adapters.skeleton import Skeleton
 from wvprobe.adapters.structure import Architecture, architecture, embedding_table
@@ -101,6 +102,7 @@ __all__ = [
     "layer_weight_parts",
     "outside_parts",
     "hook_point",
+    "hooked",
     "layer_weights",
     "layers_of",
     "length_regime",
@@ -119,6 +121,7 @@ __all__ = [
     "rotary",
     "rewriting",
     "rounded",
+    "run_settings",
     "run_backbone",
     "score_scale",
     "shaped",

@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from wvprobe._types import Result
-from wvprobe.activations import Activations
+from wvprobe.activations import Activations, StoredActivations
 from wvprobe.attention_clock import AttentionTimes
 from wvprobe.auditing import AuditResult
 from wvprobe.behaviour import AgreementResult, BehaviourResult, DependencyResult
@@ -74,6 +74,7 @@ from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
+    StoredActivations: _models.activations,
     AgreementResult: _behaviour.agreement,
     Alternatives: _budget.alternatives,
     AttentionTimes: _budget.attention_times,
