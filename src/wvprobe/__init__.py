@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wvprobe.contextual_drift import drift_drivers as drift_drivers
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
+    from wvprobe.counterfactual import compare_biases as compare_biases
     from wvprobe.datasets import load_conllu as load_conllu
     from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
@@ -55,6 +56,7 @@ _HOMES = {
     "audit": "auditing",
     "capture": "activations",
     "copying_scores": "copying",
+    "compare_biases": "counterfactual",
     "composition": "compose",
     "context_dependence": "context_shares",
     "drift": "contextual_drift",

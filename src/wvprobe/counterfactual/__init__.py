@@ -1,3 +1,5 @@
-"""Rewrites of a real model: what its heads, their number and their even split are worth."""
+"""Rewrites of a real model, and small ones from scratch: what heads, their number and split do."""
 
-__all__: list[str] = []
+from wvprobe.counterfactual._biases import BiasResult, Difference, compare_biases
+
+__all__ = ["BiasResult", "Difference", "compare_biases"]

@@ -28,6 +28,7 @@ def write_report(
     out: str | Path,
     *,
     treebank: LabelledDataset | None = None,
+    quick: bool = False,
     progress: Callable[[str], None] = lambda _step: None,
 ) -> Written:
     """Measure `model` and write ``index.html`` and ``results.json`` into the folder `out`.
@@ -36,6 +37,7 @@ def write_report(
         model: a TransformerBridge.
         out: the folder; made where it is missing, files of an earlier report replaced.
         treebank: of ``load_conllu``; without it claims about dependencies are not testable.
+        quick: whether to cut short the training of small models, whose claim is then underpowered.
         progress: called with the name of each step as it begins.
 
     Raises:
@@ -44,7 +46,7 @@ def write_report(
     folder = _folder(out)
     progress("audit: weights against the model")
     audited = audit(model)
-    measured, sections = Measured(model, treebank=treebank), []
+    measured, sections = Measured(model, treebank=treebank, quick=quick), []
     for question in QUESTIONS:
         progress(f"{question.number}. {question.title}")
         judged = [
@@ -56,6 +58,7 @@ def write_report(
             model,
             texts=[TEXT_A, TEXT_B],
             treebank=None if treebank is None else f"{treebank.name}, {len(treebank)} sentences",
+            quick=quick,
         )
     )
     name = model.cfg.model_name
@@ -67,7 +70,7 @@ def write_report(
         ],
         "provenance": provenance,
     }
-    page = render(model, sections, audited, provenance)
+    page = render(model, sections, audited, provenance, quick)
     try:
         (folder / "index.html").write_text(page, encoding="utf-8")
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)

@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple
 from wvprobe._types import Result
 from wvprobe.errors import UnsupportedError
 
-Verdict = Literal["supported", "refuted", "mixed", "not testable here", "not yet measured"]
+Verdict = Literal[
+    "supported", "refuted", "mixed", "underpowered", "not testable here", "not yet measured"
+]
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Finding:
     """How a claim came out.
 
     Attributes:
-        verdict: one of the five.
+        verdict: one of the six; underpowered is a measure cut short, from which nothing follows.
         numbers: name -> number, what the verdict was derived from.
         interval: the interval that the rule looks at, or None where arithmetic decides.
         n: how many observations stand behind it, or None.
@@ -59,8 +61,9 @@ class Claim:
         measure: tests it on what was measured of a model; None where nothing does yet.
         flips: what would turn the verdict, for the reader.
         code: lines of Python that leave the finding's numbers in ``numbers``; ``model``,
-            ``text_a`` and ``text_b`` are given.
+            ``text_a``, ``text_b`` and ``quick`` are given.
         exhibits: what to draw beside it.
+        measured_on: what it was measured on, where that is not the loaded model.
     """
 
     id: str
@@ -70,6 +73,7 @@ class Claim:
     flips: str = ""
     code: str = ""
     exhibits: Callable[[Any], Sequence[Exhibit]] = no_exhibits
+    measured_on: str = ""
 
     def judge(self, measured: Any) -> Finding:
         """Measure the claim, or say that nothing does, or why the model does not allow it."""
@@ -97,7 +101,7 @@ class Claim:
             "numbers": dict(finding.numbers),
             "interval": None if finding.interval is None else list(finding.interval),
             "n": finding.n,
-            "model": model,
+            "model": self.measured_on or model,
             "reason": finding.reason,
             "flips": self.flips,
             "code": self.code,

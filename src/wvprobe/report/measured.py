@@ -15,6 +15,7 @@ from wvprobe.contextual_drift import (
     growth_law,
     score_drift,
 )
+from wvprobe.counterfactual import BiasResult, compare_biases
 from wvprobe.datasets import LabelledDataset, SenseDataset, labelled_senses, load_senses
 from wvprobe.dissociation import DissociationResult, double_dissociation
 from wvprobe.errors import UnsupportedError
@@ -39,14 +40,17 @@ _SENTENCES = 1000  # of a treebank, which a report takes
 class Measured:
     """A model, and what several claims need of it. Each is measured when first asked for."""
 
-    def __init__(self, model: Any, *, treebank: LabelledDataset | None = None) -> None:
+    def __init__(
+        self, model: Any, *, treebank: LabelledDataset | None = None, quick: bool = False
+    ) -> None:
         """Measure nothing yet.
 
         Args:
             model: a TransformerBridge.
             treebank: sentences with dependencies, for the claims that need some.
+            quick: whether to cut short what takes minutes and no model.
         """
-        self.model, self.treebank = model, treebank
+        self.model, self.treebank, self.quick = model, treebank, quick
 
     @cached_property
     def payloads(self) -> dict[str, PayloadResult]:
@@ -151,3 +155,8 @@ class Measured:
     def clock(self) -> AttentionTimes:
         """Attention timed over head widths on this machine."""
         return time_attention(directions=("forward",), uneven=(), seconds=5)
+
+    @cached_property
+    def biases(self) -> BiasResult:
+        """Small models trained from scratch, heads side by side against heads in a row."""
+        return compare_biases(quick=self.quick, progress=False)

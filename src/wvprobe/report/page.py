@@ -29,7 +29,11 @@ class Section(NamedTuple):
 
 
 def render(
-    model: Any, sections: Sequence[Section], audited: AuditResult, provenance: Mapping[str, Any]
+    model: Any,
+    sections: Sequence[Section],
+    audited: AuditResult,
+    provenance: Mapping[str, Any],
+    quick: bool,
 ) -> str:
     """Return the page as HTML that opens without a network."""
     import jinja2
@@ -44,7 +48,7 @@ def render(
         model=_facts(model),
         sections=sections,
         sentences=[_tokens(model, text) for text in (TEXT_A, TEXT_B)],
-        given={"text_a": TEXT_A, "text_b": TEXT_B},
+        given={"text_a": TEXT_A, "text_b": TEXT_B, "quick": quick},
         audit={"figure": _html(audited), "table": _audit_table(audited), "ok": audited.ok},
         provenance=provenance,
         script=plotting.script(),
