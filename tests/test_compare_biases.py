@@ -409,7 +409,7 @@ class TestResumption:
     def test_other_settings_are_refused_by_name(self, tmp_path):
         compare_biases(**TINY, resume=tmp_path)
         with pytest.raises(
-            InputError, match=r"steps=3, symbols=5.*This one asks for steps=7, symbols=6"
+            InputError, match=r"points=3, steps=3, symbols=5.*asks for points=7, steps=7, symbols=6"
         ):
             compare_biases(**TINY | {"steps": 7, "symbols": 6}, resume=tmp_path)
         manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -505,8 +505,10 @@ class TestResult:
         again = Result.load(found.save(tmp_path))
         assert torch.equal(again.accuracy, found.accuracy) and again.layers == found.layers
         drawn = again.figure()
-        assert "depth 80% against 30% (+0.50, +0.25 to +0.75)" in drawn.layout.title.text
-        assert "3 seeds" in drawn.layout.title.text and "quick" not in drawn.layout.title.text
+        panels = [annotation.text for annotation in drawn.layout.annotations]
+        assert panels[1] == "depth: sequential − parallel +0.50 (+0.25 to +0.75)"
+        title = drawn.layout.title.text
+        assert "ahead on depth" in title and "n = 3 seeds" in title and "quick" not in title
         shown = [trace.name for trace in drawn.data if trace.showlegend]
         assert shown[0] == "parallel (3 3)" and len(shown) == 5 + 2
         assert len([trace for trace in drawn.data if trace.fill == "toself"]) == 15

@@ -10,6 +10,7 @@ import pytest
 import wvprobe
 from wvprobe.attention_clock import Spread, time_attention
 from wvprobe.budget import HeadBudget
+from wvprobe.counterfactual import Difference, compare_biases
 from wvprobe.datasets import load_conllu
 from wvprobe.errors import DiskSpaceError
 from wvprobe.report import write_report
@@ -24,7 +25,12 @@ from wvprobe.report.question2 import (
     judge_influence,
     judge_position,
 )
-from wvprobe.report.question3 import concatenation, judge_identity, judge_relations
+from wvprobe.report.question3 import (
+    concatenation,
+    judge_biases,
+    judge_identity,
+    judge_relations,
+)
 from wvprobe.report.question4 import (
     judge_common_width,
     judge_divisibility,
@@ -64,6 +70,7 @@ MEASURED = {
     "5.5",
 }
 MEASURED |= {"4.3", "4.4", "4.5"}
+MEASURED |= {"3.2"}
 # The clock's numbers are of the moment: what the lines of Python give is of the same kind only.
 TIMED = {"4.4"}
 
@@ -95,6 +102,19 @@ def fewer_words(monkeypatch):
     few = replace(whole, items=tuple(i for i in whole.items if i.word in both))
     for module in ("wvprobe", "wvprobe.report.measured", "wvprobe._equal_texts"):
         monkeypatch.setattr(f"{module}.load_senses", lambda: few)
+
+
+@pytest.fixture(autouse=True)
+def short_training(monkeypatch):
+    """Train smaller models for some steps."""
+
+    def brief(**settings):
+        settings |= {"n_heads": 2, "d_head": 2, "symbols": 3, "steps": 2, "progress": False}
+        return compare_biases(**settings)
+
+    monkeypatch.setattr("wvprobe.counterfactual._biases._HELD_OUT", 10)
+    monkeypatch.setattr("wvprobe.report.measured.compare_biases", brief)
+    monkeypatch.setattr(wvprobe, "compare_biases", brief, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +172,8 @@ def test_a_report_is_written(family, tiny, tmp_path):
     assert list(by_id) == IDS
     for claim in by_id.values():
         assert {"id", "claim", "verdict", "rule", "numbers", "interval", "n", "model"} <= set(claim)
-        assert claim["model"] == f"tiny:{family}"
+        own = "small models trained from scratch, no pretrained one"
+        assert claim["model"] == (own if claim["id"] == "3.2" else f"tiny:{family}")
         assert (claim["verdict"] == "not yet measured") == (claim["id"] not in MEASURED)
     assert by_id["3.3"]["verdict"] == "supported"
     assert by_id["5.1"]["numbers"]["per_layer"] == 3 * 96 * 12288**2
@@ -265,6 +286,27 @@ class TestVerdicts:
     def test_relations(self, clear, nominal, verdict):
         finding = judge_relations(clear, nominal, 7, 100)
         assert finding.verdict == verdict and finding.numbers["layer"] == 1
+
+    @pytest.mark.parametrize(
+        ("breadth", "depth", "verdict"),
+        [
+            ((0.10, 0.051, 0.15), (0.4, 0.30, 0.50), "supported"),
+            ((0.10, 0.050, 0.15), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.05, 0.75), "mixed"),
+            ((0.00, -0.01, 0.05), (-0.4, -0.5, -0.3), "refuted"),
+            ((0.00, -0.01, 0.051), (0.0, 0.0, 0.0), "mixed"),
+        ],
+    )
+    def test_biases(self, breadth, depth, verdict):
+        sides = Difference(*breadth), Difference(*depth)
+        found = judge_biases(*sides, 5, quick=False)
+        assert (found.verdict, found.n) == (verdict, 5)
+        assert found.interval == min(breadth[1:], depth[1:])
+        assert found.numbers["depth_sequential_minus_parallel_high"] == depth[2]
+        assert judge_biases(*sides, 5, quick=True).verdict == "underpowered"
+        assert judge_biases(*sides, 4, quick=False).verdict == "underpowered"
+        assert "for anything to follow" in judge_biases(*sides, 4, quick=False).reason
 
     @pytest.mark.parametrize(
         ("cosine", "score", "verdict"),
@@ -410,7 +452,7 @@ def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, tr
         if claim["id"] not in MEASURED or claim["verdict"] == "not testable here":
             continue
         given = {"wvprobe": wvprobe, "model": model, "text_a": TEXT_A, "text_b": TEXT_B}
-        given["conllu"] = str(treebank)
+        given |= {"conllu": str(treebank), "quick": False}
         exec(claim["code"], given)
         assert given["numbers"], claim["id"]
         if claim["id"] in TIMED:
@@ -432,6 +474,13 @@ def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say():
     exec(claim.code, given)
     assert given["numbers"] == finding.numbers
     assert claim.judge(Measured(tiny_model("llama"))).verdict == "not testable here"
+
+
+def test_a_quick_report_holds_its_training_underpowered(tiny):
+    claim = next(claim for claim in CLAIMS if claim.id == "3.2")
+    finding = claim.judge(Measured(tiny("llama"), quick=True))
+    assert finding.verdict == "underpowered" and finding.n == 5
+    assert claim.judge(Measured(tiny("llama"))).verdict != "underpowered"
 
 
 def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():

@@ -24,9 +24,9 @@ from wvprobe.counterfactual._tasks import Task, tasks
 from wvprobe.counterfactual._training import Recipe, Training
 from wvprobe.errors import DiskSpaceError, InputError, IntegrityError
 
-STEPS, QUICK_STEPS = 2000, 60
-LEARNING_RATE = 0.006
-_POINTS, _QUESTIONS, _HELD_OUT = 25, 8, 512
+_STEPS, _POINTS = 2500, 25
+_QUICK_STEPS, _QUICK_POINTS = 100, 4
+_QUESTIONS, _BATCH, _HELD_OUT = 8, 32, 512
 _SETTLED = 0.2  # share of the steps, at the end, in which a curve should no longer rise
 _MANIFEST = "manifest.json"
 
@@ -189,10 +189,10 @@ def compare_biases(
     seeds: int = 5,
     quick: bool = False,
     n_heads: int = 4,
-    d_head: int = 8,
+    d_head: int = 16,
     symbols: int = 8,
     steps: int | None = None,
-    learning_rate: float = LEARNING_RATE,
+    learning_rate: float = 0.005,
     resume: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -201,20 +201,22 @@ def compare_biases(
 
     Architectures, all of n_heads · d_head dimensions in heads and as many in the stream: `parallel`
     (one layer), `sequential` (a layer a head), `wide` (one layer, one head), `uneven` (one layer,
-    widths 1 : 2 : …) and `halves` (two layers). Parameters are equal exactly; multiplications are
-    but for norms and softmax, and are counted. Pre-norm (RMSNorm without gain), causal, learned
-    positions, untied read-outs, no MLP and no biases. Positions are learned since a rotation would
-    get in the way of matching symbols, in narrow heads more than in wide ones.
+    widths about 1 : 2 : 3 : …) and `halves` (two layers, no part of claim 3.2). Parameters are
+    equal exactly, multiplications but for norms and softmax, which are counted. Pre-norm (RMSNorm
+    without gain), causal, learned positions, untied read-outs, no MLP, no biases. Positions are
+    learned since a rotation would get in the way of matching symbols, in narrow heads more than in
+    wide ones.
 
     Tasks (:class:`~wvprobe.counterfactual._tasks.Task`): each question takes n_heads look-ups in a
     random cycle of symbols: side by side (`breadth`), in a row (`depth`), or half and half
-    (`mixed`). One layer has no way to compose look-ups but through sums of exponentials, and no
-    narrow one-layer model computes composed functions of a large domain (Peng, Narayanan &
-    Papadimitriou 2024, theorem 1); a layer of one head reads one place a question.
+    (`mixed`). One layer can compose look-ups through its softmax alone, the less the longer the
+    cycle (Peng, Narayanan & Papadimitriou 2024, function composition); a single head has one
+    pattern a question. Heads in a row can do whatever the same heads do side by side, if the stream
+    has room: on breadth only training can tell the two apart.
 
-    Every seed has first weights and sequences of its own, the same for all architectures; no
-    sequence is met twice but by chance. The learning rate is one for all, chosen on other seeds
-    (docs/methods.md gives the sweep).
+    Every seed has first weights and sequences of its own, the same for all architectures, and fresh
+    sequences at every step. The learning rate is one for all; docs/methods.md has the sweep, on
+    other seeds.
 
     Args:
         seeds: models of each kind; they are trained side by side.
@@ -222,7 +224,7 @@ def compare_biases(
         n_heads: heads in all, and look-ups a question; even.
         d_head: width of an even head.
         symbols: length of the cycle; more than `n_heads`.
-        steps: of the optimiser, 64 sequences each; None for 2,000 (quick: 60).
+        steps: of the optimiser, 32 sequences each; None for 2,500 (quick: 100).
         learning_rate: AdamW's.
         resume: a folder; models in training are kept there as safetensors, and a run that was cut
             off goes on from there to the same numbers, bit for bit (same machine and threads).
@@ -236,15 +238,16 @@ def compare_biases(
         DiskSpaceError: the folder cannot be written to.
     """
     _check_sizes(n_heads, d_head, symbols)
-    steps = (QUICK_STEPS if quick else STEPS) if steps is None else length("steps", steps)
+    steps = (_QUICK_STEPS if quick else _STEPS) if steps is None else length("steps", steps)
     if not 0 < learning_rate < float("inf"):
         raise InputError(message("learning_rate", "a number above 0", learning_rate))
     recipe = Recipe(
         steps,
-        min(_POINTS, steps),
+        min(_QUICK_POINTS if quick else _POINTS, steps),
         learning_rate,
-        held_out=_HELD_OUT,
         d_model=n_heads * d_head,
+        batch=_BATCH,
+        held_out=_HELD_OUT,
     )
     kinds, asked = architectures(n_heads, d_head), tasks(n_heads, symbols, _QUESTIONS)
     settings = {
@@ -255,8 +258,9 @@ def compare_biases(
         "questions": _QUESTIONS,
         "steps": steps,
         "learning_rate": learning_rate,
-        "batch": recipe.batch,
-        "held_out": recipe.held_out,
+        "batch": _BATCH,
+        "held_out": _HELD_OUT,
+        "points": recipe.points,
         "seed": seed,
     }
     folder = None if resume is None else _folder(Path(resume), settings)

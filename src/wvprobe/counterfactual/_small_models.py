@@ -12,8 +12,8 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from wvprobe.counterfactual._tasks import Task
 
 _EPSILON = 1e-6
-# Standard deviations of first weights, beside those that keep a vector's size.
-_POSITIONS, _UNEMBED = 0.1, 0.3
+# First weights beside those that would keep a vector's size: heads begin small beside embeddings.
+_POSITIONS, _OUT, _UNEMBED = 0.1, 0.3, 0.3
 
 
 class Architecture(NamedTuple):
@@ -102,7 +102,7 @@ def first_weights(
         "unembed": normal(d_model, task.n_answers * task.symbols, scale=_UNEMBED * keep),
     }
     qkv = normal(d_model, 3, total, scale=keep).split(widths, dim=2)
-    out = normal(total, d_model, scale=total**-0.5).split(widths)
+    out = normal(total, d_model, scale=_OUT * total**-0.5).split(widths)
     for number, (inward, outward) in enumerate(zip(qkv, out, strict=True)):
         found[f"qkv.{number}"], found[f"out.{number}"] = inward, outward
     return found

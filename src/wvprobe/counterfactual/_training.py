@@ -31,18 +31,18 @@ class Recipe:
         points: at how many steps, evenly spaced, models are measured, the untrained one apart.
         learning_rate: its highest value, for AdamW (Loshchilov & Hutter 2019): decay of .01, β .9
             and .98; it rises over the first 5 % of the steps and falls over the last 20 %.
-        held_out: sequences that are measured.
         d_model: width of the stream.
         batch: sequences a step.
+        held_out: sequences that are measured.
         dtype: ``float32`` or ``float64``.
     """
 
     steps: int
     points: int
     learning_rate: float
-    held_out: int
     d_model: int
-    batch: int = 64
+    batch: int
+    held_out: int
     dtype: torch.dtype = torch.float32
 
     @property
