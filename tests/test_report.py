@@ -9,6 +9,7 @@ from conftest import shorten_reports
 import wvprobe
 from wvprobe.attention_clock import Spread
 from wvprobe.budget import HeadBudget
+from wvprobe.counterfactual import Difference
 from wvprobe.errors import DiskSpaceError
 from wvprobe.report import write_report
 from wvprobe.report.catalogue import CLAIMS, QUESTIONS
@@ -25,6 +26,7 @@ from wvprobe.report.question2 import (
 )
 from wvprobe.report.question3 import (
     concatenation,
+    judge_biases,
     judge_identity,
     judge_relations,
     judge_sequence,
@@ -70,6 +72,7 @@ MEASURED = {
 }
 MEASURED |= {"4.3", "4.4", "4.5"}
 MEASURED |= {"5.2", "5.3", "5.6"}
+MEASURED |= {"3.2"}
 # The clock's numbers are of the moment: what the lines of Python give is of the same kind only.
 TIMED = {"4.4"}
 
@@ -101,7 +104,8 @@ def test_a_report_is_written(family, small_report):
     assert list(by_id) == IDS
     for claim in by_id.values():
         assert {"id", "claim", "verdict", "rule", "numbers", "interval", "n", "model"} <= set(claim)
-        assert claim["model"] == f"tiny:{family}"
+        own = "small models trained from scratch, no pretrained one"
+        assert claim["model"] == (own if claim["id"] == "3.2" else f"tiny:{family}")
         assert (claim["verdict"] == "not yet measured") == (claim["id"] not in MEASURED)
     assert by_id["2.5"]["claim"].startswith("Q of 'bank' and K of 'river' both differ")
     assert by_id["3.3"]["verdict"] == "supported"
@@ -227,6 +231,27 @@ class TestVerdicts:
     def test_relations(self, clear, nominal, verdict):
         finding = judge_relations(clear, nominal, 7, 100)
         assert finding.verdict == verdict and finding.numbers["layer"] == 1
+
+    @pytest.mark.parametrize(
+        ("breadth", "depth", "verdict"),
+        [
+            ((0.10, 0.051, 0.15), (0.4, 0.30, 0.50), "supported"),
+            ((0.10, 0.050, 0.15), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.05, 0.75), "mixed"),
+            ((0.00, -0.01, 0.05), (-0.4, -0.5, -0.3), "refuted"),
+            ((0.00, -0.01, 0.051), (0.0, 0.0, 0.0), "mixed"),
+        ],
+    )
+    def test_biases(self, breadth, depth, verdict):
+        sides = Difference(*breadth), Difference(*depth)
+        found = judge_biases(*sides, 5, quick=False)
+        assert (found.verdict, found.n) == (verdict, 5)
+        assert found.interval == min(breadth[1:], depth[1:])
+        assert found.numbers["depth_sequential_minus_parallel_high"] == depth[2]
+        assert judge_biases(*sides, 5, quick=True).verdict == "underpowered"
+        assert judge_biases(*sides, 4, quick=False).verdict == "underpowered"
+        assert "for anything to follow" in judge_biases(*sides, 4, quick=False).reason
 
     @pytest.mark.parametrize(
         ("cosine", "score", "verdict"),
@@ -441,6 +466,13 @@ def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say(small_sizes
     exec(claim.code, given)
     assert given["numbers"] == finding.numbers
     assert claim.judge(Measured(tiny_model("llama"))).verdict == "not testable here"
+
+
+def test_a_quick_report_holds_its_training_underpowered(tiny):
+    claim = next(claim for claim in CLAIMS if claim.id == "3.2")
+    finding = claim.judge(Measured(tiny("llama"), quick=True))
+    assert finding.verdict == "underpowered" and finding.n == 5
+    assert claim.judge(Measured(tiny("llama"))).verdict != "underpowered"
 
 
 def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wvprobe.contextual_drift import drift_drivers as drift_drivers
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
+    from wvprobe.counterfactual import compare_biases as compare_biases
     from wvprobe.counterfactual import head_interactions as head_interactions
     from wvprobe.counterfactual import repeated_head as repeated_head
     from wvprobe.counterfactual import resize_heads as resize_heads
@@ -60,6 +61,7 @@ _HOMES = {
     "audit": "auditing",
     "capture": "activations",
     "copying_scores": "copying",
+    "compare_biases": "counterfactual",
     "composition": "compose",
     "context_dependence": "context_shares",
     "drift": "contextual_drift",

@@ -1,5 +1,6 @@
-"""Rewrites of a real model: what its heads, their number and their even split are worth."""
+"""Rewrites of a real model, and small ones from scratch: what heads, their number and split do."""
 
+from wvprobe.counterfactual._biases import BiasResult, Difference, compare_biases
 from wvprobe.counterfactual._head_ranks import HeadRanks, head_ranks
 from wvprobe.counterfactual._interactions import InteractionResult, head_interactions
 from wvprobe.counterfactual._plans import ResizePlan
@@ -9,6 +10,8 @@ from wvprobe.counterfactual._sequential import SequentialResult, sequential_head
 from wvprobe.counterfactual._sharing import ShareResult, share_kv_heads
 
 __all__ = [
+    "BiasResult",
+    "Difference",
     "HeadRanks",
     "InteractionResult",
     "RepeatedResult",
@@ -16,6 +19,7 @@ __all__ = [
     "ResizeResult",
     "SequentialResult",
     "ShareResult",
+    "compare_biases",
     "head_interactions",
     "head_ranks",
     "repeated_head",

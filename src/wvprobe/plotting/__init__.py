@@ -26,6 +26,7 @@ from wvprobe.contextual_drift import (
 )
 from wvprobe.copying import CopyingResult
 from wvprobe.counterfactual import (
+    BiasResult,
     HeadRanks,
     InteractionResult,
     RepeatedResult,
@@ -44,6 +45,7 @@ from wvprobe.offsets import OffsetResult
 from wvprobe.pair_variance import VarianceResult
 from wvprobe.plotting import (
     _behaviour,
+    _biases,
     _budget,
     _composition,
     _contexts,
@@ -80,6 +82,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     AttentionTimes: _budget.attention_times,
     AuditResult: _models.audit,
     BehaviourResult: _behaviour.behaviour,
+    BiasResult: _biases.biases,
     CausalCheckResult: _ledgers.causal_check,
     CompositionResult: _composition.composition,
     ContextResult: _ledgers.context_shares,

@@ -27,6 +27,7 @@ class Sizes:
         exchanged: pairs of texts whose values and patterns are exchanged.
         treebank: sentences of a treebank, at most.
         clock: seconds that attention is timed for.
+        full_training: whether small models are trained to the end.
     """
 
     name: str
@@ -38,11 +39,12 @@ class Sizes:
     exchanged: int
     treebank: int
     clock: float | int
+    full_training: bool
 
 
 SHORT = 240  # characters
-QUICK = Sizes("quick", 384, 11, 200, 20, 2, 20, 1_000, 5)
-FULL = Sizes("full", 20_000, 1_000, 1_000, 200, 5, 200, 4_000, 30)
+QUICK = Sizes("quick", 384, 11, 200, 20, 2, 20, 1_000, 5, False)
+FULL = Sizes("full", 20_000, 1_000, 1_000, 200, 5, 200, 4_000, 30, True)
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ def lines_of(given: Given, sizes: Sizes) -> dict[str, str]:
         "exchanged": str(sizes.exchanged),
         "treebank": str(sizes.treebank),
         "clock": str(sizes.clock),
+        "brief": str(not sizes.full_training),
     }
 
 

@@ -20,10 +20,12 @@ from wvprobe.contextual_drift import (
     score_drift,
 )
 from wvprobe.counterfactual import (
+    BiasResult,
     HeadRanks,
     ResizeResult,
     SequentialResult,
     ShareResult,
+    compare_biases,
     head_ranks,
     resize_heads,
     sequential_heads,
@@ -270,3 +272,8 @@ class Measured:
     def clock(self) -> AttentionTimes:
         """Attention timed over head widths on this machine."""
         return time_attention(directions=("forward",), uneven=(), seconds=self.sizes.clock)
+
+    @cached_property
+    def biases(self) -> BiasResult:
+        """Small models trained from scratch, heads side by side against heads in a row."""
+        return compare_biases(quick=not self.sizes.full_training, progress=False)
