@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import shorten_reports
@@ -11,7 +12,7 @@ from wvprobe.attention_clock import Spread
 from wvprobe.budget import HeadBudget
 from wvprobe.counterfactual import Difference
 from wvprobe.errors import DiskSpaceError
-from wvprobe.report import write_report
+from wvprobe.report import QUICK, write_report
 from wvprobe.report.catalogue import CLAIMS, QUESTIONS
 from wvprobe.report.given import BANK, Given, lines_of
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
@@ -470,9 +471,10 @@ def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say(small_sizes
 
 def test_a_quick_report_holds_its_training_underpowered(tiny):
     claim = next(claim for claim in CLAIMS if claim.id == "3.2")
-    finding = claim.judge(Measured(tiny("llama"), quick=True))
+    finding = claim.judge(Measured(tiny("llama")))
     assert finding.verdict == "underpowered" and finding.n == 5
-    assert claim.judge(Measured(tiny("llama"))).verdict != "underpowered"
+    full = Measured(tiny("llama"), sizes=replace(QUICK, full_training=True))
+    assert claim.judge(full).verdict != "underpowered"
 
 
 def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():

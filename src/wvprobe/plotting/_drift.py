@@ -165,7 +165,7 @@ def layers(result: LayerSimilarity) -> go.Figure:
     first, last = float(result.cka[0, -1]), float(result.cka[-2, -1])
     title = (
         f"The last stream's likeness (CKA) to the embedding is {first:.2f}, to its neighbour "
-        f"{last:.2f}<br>unbiased, n = {result.n} tokens; Procrustes n = {result.n_procrustes}"
+        f"{last:.2f};<br>unbiased, n = {result.n} tokens; Procrustes n = {result.n_procrustes}"
     )
     return drawn.update_layout(
         title_text=title,
@@ -198,7 +198,7 @@ def growth(result: GrowthResult) -> go.Figure:
     told = ", ".join(f"{row.share:.0%} in {row.metric}" for row in shares.itertuples(index=False))
     title = (
         f"Exponential growth is the best of four laws in these shares of words:<br>{told}"
-        f"<br>least {result.errors} errors, AICc; median R² of the best law "
+        f";<br>least {result.errors} errors, AICc; median R² of the best law "
         f"{frame['median_r2'].min():.2f} to {frame['median_r2'].max():.2f}"
     )
     drawn.update_yaxes(title_text="share of words", tickformat=".0%", range=[0, 1.05])
@@ -235,7 +235,7 @@ def held_out(result: HeldOutSenses) -> go.Figure:
     best = frame.loc[frame["balanced_accuracy"].idxmax()]
     title = (
         f"Centroids of the training part tell {best['balanced_accuracy']:.0%} of the senses of "
-        f"“{best['word']}” at stream {best['layer']:.0f}<br>balanced accuracy on {best['n_test']} "
+        f"“{best['word']}” at stream {best['layer']:.0f};<br>balanced accuracy on {best['n_test']} "
         f"test sentences, {best['low']:.0%} to {best['high']:.0%}"
     )
     drawn.update_yaxes(title_text="balanced accuracy", tickformat=".0%")

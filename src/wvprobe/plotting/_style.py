@@ -21,11 +21,12 @@ DARK = {
     OCHRE: "#d9a441",
     VIOLET: "#b877d6",
 }
+# In the order in which they are taken where a figure does not choose; marks beside colours.
+COLOURS = (ACCENT, BAD, GREEN, OCHRE, VIOLET, INK, MUTED)
+MARKS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 # Behind a legend that lies in its plot.
 VEIL, _DARK_VEIL = "rgba(255,255,255,0.7)", "rgba(18,24,31,0.7)"
 _LINES, _DARK_LINES = "#e4e7eb", "#33414e"
-# Okabe & Ito 2008, which people with any kind of colour vision tell apart.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933")
 STREAM_AXIS = "stream (0: embedding)"
 # Of a longer text, a map shows tiles: a cell a pair would be megabytes.
 _MOST_TOKENS = 200
@@ -39,7 +40,7 @@ def dressed(drawn: go.Figure) -> go.Figure:
     return drawn.update_layout(
         margin={"l": 60, "r": 20, "t": TOP if top is None else top, "b": 50},
         template="plotly_white",
-        colorway=_COLOURS,
+        colorway=COLOURS,
         font={"family": "system-ui, sans-serif", "color": INK, "size": 13},
         title={"x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top"},
         title_pad={"t": 22},

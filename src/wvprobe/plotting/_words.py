@@ -150,7 +150,7 @@ def contributions(result: PairContributions) -> go.Figure:
     name = _component(first["kind"], first["layer"], first["head"])
     title = (
         f"What parts the two vectors of “{result.word}” at stream {result.layer}: {name} most, "
-        f"{first['share']:+.0%}<br>shares along the difference; below 0: brings them together"
+        f"{first['share']:+.0%};<br>shares along the difference; below 0: brings them together"
     )
     drawn.update_yaxes(title_text="share of the difference", tickformat=".0%", zeroline=True)
     return drawn.update_layout(title_text=title, height=430, showlegend=False)

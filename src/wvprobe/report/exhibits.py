@@ -18,7 +18,7 @@ _MARKUP = re.compile(r"</?(?:br|b|i|sub|sup|extra)\s*/?>")
 _OPENS = re.compile(r"<(?!/?(?:br|b|i|sub|sup|extra)\s*/?>)")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 # A title stands above its figure as text, so that it wraps and can be read aloud.
-_TITLE_ROOM = 65
+_TITLE_ROOM, _PANEL_ROOM = 65, 45
 
 
 class Kept(NamedTuple):
@@ -80,8 +80,9 @@ def _slim(drawn: dict[str, Any]) -> dict[str, Any]:
     layout = drawn["layout"]
     for name in ("template", "title"):
         layout.pop(name, None)
-    layout["margin"]["t"] -= _TITLE_ROOM
-    layout["height"] = layout.get("height", 450) - _TITLE_ROOM
+    top = layout["margin"]["t"]
+    layout["margin"]["t"] = min(top - _TITLE_ROOM, _PANEL_ROOM)
+    layout["height"] = layout.get("height", 450) + layout["margin"]["t"] - top
     return {"data": _shortened(drawn["data"]), "layout": _shortened(layout)}
 
 

@@ -30,7 +30,7 @@ class Shown(NamedTuple):
     """A claim's outcome, or the outcome that all models share.
 
     Attributes:
-        name: the model's; "" where it is the same of them all, or where there is one alone.
+        name: the model's; "" where it is the same for all of them, or where there is one alone.
         finding: how the claim came out.
         exhibits: what to draw beside it.
     """
@@ -136,6 +136,7 @@ def _environment() -> Any:
         loader=jinja2.FunctionLoader(source),
     )
     environment.filters["number"] = number
+    environment.filters["begun"] = lambda text: text[:1].upper() + text[1:]
     return environment
 
 
@@ -147,7 +148,8 @@ def _judged(report: Report, claim: Claim, exhibits: Mapping[str, Sequence[Embedd
         Shown(name, finding, exhibits[f"{at}-{claim.id}"])
         for at, (name, finding) in enumerate(zip(names, findings, strict=True))
     ]
-    same = claim.any_model or all(finding.verdict == "not yet measured" for finding in findings)
+    first = report.outcomes[0][claim.id]
+    same = all(outcomes[claim.id] == first for outcomes in report.outcomes)
     return Judged(claim, findings, [shown[0]._replace(name="")] if same else shown)
 
 

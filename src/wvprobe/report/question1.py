@@ -117,6 +117,8 @@ def division_exhibits(measured: Measured) -> list[Exhibit]:
 
 def anew_exhibits(measured: Measured) -> list[Exhibit]:
     """Show the overlap of all pairs of layers."""
+    if measured.overlap.trivial:
+        return []
     return [Exhibit(measured.overlap, "Spaces that two layers' values are read from.")]
 
 

@@ -3,9 +3,11 @@
   const held = JSON.parse(document.getElementById("held").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touched = matchMedia("(pointer: coarse)");
-  const settings = { displaylogo: false, responsive: true };
+  const settings = { displaylogo: false, responsive: true, displayModeBar: touched.matches ? false : "hover" };
   const shownRows = 200;
   const printWidth = 680;
+  const narrow = 600;
+  const below = { orientation: "h", y: -0.25 };
   let printing = false;
 
   // A figure's own colours are those of a light ground; templates and these swaps make it dark.
@@ -23,6 +25,8 @@
     // A finger that drags moves the page, not the axes.
     if (touched.matches) layout.dragmode = false;
     if (printing) layout.width = printWidth;
+    // Where there is no room beside a plot, its legend goes below.
+    else if (plot.clientWidth < narrow && layout.legend?.orientation !== "h") layout.legend = below;
     plot.dataset.drawn = "";
     return Plotly.react(plot, data, layout, settings);
   }
