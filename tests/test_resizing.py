@@ -444,6 +444,11 @@ def test_ranks_needed_of_spectra_known_by_hand(tiny):
     frame = found.to_frame()
     assert len(frame) == 2 * 3 * 5 and frame["d_head"].unique().tolist() == [7]
     assert "of 7" in figure(found).layout.title.text
+    assert frame["n_tokens"].unique().tolist() == [
+        sum(len(encode(tiny("opt"), t).ids) for t in TEXTS)
+    ]
+    with pytest.raises(InputError, match="of at least 28 tokens"):
+        head_ranks(tiny("opt"), "Short.")
     with pytest.raises(InputError, match="share"):
         head_ranks(tiny("opt"), TEXTS, share=1.5)
 
