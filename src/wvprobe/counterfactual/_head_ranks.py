@@ -18,6 +18,9 @@ from wvprobe.counterfactual._moments import score_moments
 from wvprobe.counterfactual._plans import PARTS, measured_cut
 from wvprobe.counterfactual._streams import calibration_texts
 from wvprobe.errors import InputError
+from wvprobe.words import encode
+
+_TOKENS = 4  # for each dimension of a head, at least
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,14 @@ class HeadRanks(Result):
         qk: [layer, head, d_head] squared singular values of its scores over pairs of tokens,
             queries and keys turned to their positions, the mean key of a text taken out.
         share: of the energy that the rank needed must hold.
+        n_tokens: how many tokens they are measured on.
         seed: of intervals.
     """
 
     ov: Float[Tensor, "layer head d_head_v"]
     qk: Float[Tensor, "layer head d_head"]
-    share: float
+    share: float | int
+    n_tokens: int
     seed: int
 
     AXES: ClassVar = {
@@ -74,8 +79,9 @@ class HeadRanks(Result):
     def to_frame(self) -> Any:
         """Return one row a part, layer and head.
 
-        Columns: part layer head d_head effective_rank needed needed_share. `effective_rank` is
-        exp of the entropy of σ / Σσ (Roy & Vetterli 2007); `needed_share` is needed / d_head.
+        Columns: part layer head d_head effective_rank needed needed_share n_tokens.
+        `effective_rank` is exp of the entropy of σ / Σσ (Roy & Vetterli 2007); `needed_share` is
+        needed / d_head.
         """
         import pandas
 
@@ -92,6 +98,7 @@ class HeadRanks(Result):
                 "effective_rank": effective_rank(energies.sqrt()).flatten().tolist(),
                 "needed": needed.flatten().tolist(),
                 "needed_share": (needed / d).flatten().tolist(),
+                "n_tokens": self.n_tokens,
             }
             frames.append(pandas.DataFrame(columns))
         return pandas.concat(frames, ignore_index=True)
@@ -101,7 +108,7 @@ def head_ranks(
     model: Any,
     texts: str | Sequence[str] | None = None,
     *,
-    share: float = 0.99,
+    share: float | int = 0.99,
     seed: int = 0,
     progress: bool = False,
 ) -> HeadRanks:
@@ -121,13 +128,18 @@ def head_ranks(
         progress: whether to show bars.
 
     Raises:
-        InputError: a share outside (0, 1].
+        InputError: a share outside (0, 1]; texts of fewer tokens than four times d_head, which
+            would bound the ranks.
         UnsupportedError: a rotation that is not modelled exactly.
     """
     if not 0 < share <= 1:
         raise InputError(message("share", "in (0, 1]", share))
     arch = adapters.architecture(model)
     read = calibration_texts(model, arch, texts)
+    n_tokens = sum(len(encode(model, text).ids) for text in read)
+    least = _TOKENS * max(arch.d_head, arch.d_head_v)
+    if n_tokens < least:
+        raise InputError(message("texts", f"of at least {least} tokens", f"{n_tokens} of them"))
     cut = measured_cut(model, arch, "OV", read, progress)
     scores = score_moments(model, arch, read, progress)
     keys = scores.keys.repeat_interleave(arch.n_heads // arch.n_kv_heads, dim=1)
@@ -138,5 +150,6 @@ def head_ranks(
         ov=cut.gains,
         qk=(scale.double()[:, None, None] * values).square(),
         share=share,
+        n_tokens=n_tokens,
         seed=seed,
     )

@@ -89,8 +89,9 @@ def planes_of(model: Any, arch: Architecture) -> Int[Tensor, "plane 2"] | None:
     """
     found = [adapters.rotary(model, arch, layer) for layer in range(arch.n_layers)]
     planes = [None if turn is None else turn.planes() for turn in found]
+    first = planes[0]
     same = all(
-        (one is None) == (planes[0] is None) and (one is None or torch.equal(one, planes[0]))
+        one is first or (one is not None and first is not None and torch.equal(one, first))
         for one in planes
     )
     if not same:
@@ -98,7 +99,7 @@ def planes_of(model: Any, arch: Architecture) -> Int[Tensor, "plane 2"] | None:
             f"layers of {model.cfg.model_name} turn different planes of a head, for which there "
             "is no one order of dimensions. Use part='OV'."
         )
-    return planes[0]
+    return first
 
 
 def cut_plan(name: str, part: str, cut: Cut, ranks: Int[Tensor, "layer head"]) -> ResizePlan:

@@ -24,7 +24,7 @@ from wvprobe.counterfactual._allocation import (
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.counterfactual._cuts import Cut
 from wvprobe.counterfactual._plans import PARTS, ResizePlan, cut_plan, measured_cut
-from wvprobe.counterfactual._sensitivity import loss_costs
+from wvprobe.counterfactual._sensitivity import loss_costs, require_loss
 from wvprobe.counterfactual._streams import calibration_texts
 from wvprobe.errors import InputError
 
@@ -242,18 +242,20 @@ def resize_heads(
         raise InputError(message("multiple_of", f"at most {d}, a head's width", multiple_of))
     choices = _choices(budget, allocation, multiple_of)
     _check_budgets(arch, part, d, choices, scope, multiple_of)
+    by_loss = any(choice.allocation == "loss" for choice in choices)
+    if by_loss:
+        require_loss(model, arch)
     judged = texts_or_prose(texts)
     fitted = calibration_texts(model, arch, calibration)
     cut = measured_cut(model, arch, part, fitted, progress)
-    costs = None
-    if any(choice.allocation == "loss" for choice in choices):
-        costs = loss_costs(model, arch, fitted, cut, part, progress)
+    costs = loss_costs(model, arch, fitted, cut, part, progress) if by_loss else None
     ranks = [_ranks(cut, costs, choice, part, scope) for choice in choices]
     whole = torch.full((arch.n_layers, arch.n_heads), d)
     names = [_name(part, choice, scope) for choice in choices]
+    changes = [cut_plan("", part, cut, own).changes for own in ranks]
     settings: dict[str, Setting] = {
-        name: partial(adapters.changing, model, arch, cut_plan(name, part, cut, own).changes)
-        for name, own in zip(names, ranks, strict=True)
+        name: partial(adapters.changing, model, arch, own)
+        for name, own in zip(names, changes, strict=True)
     }
     settings[ROUNDING] = partial(adapters.rounded, model, arch, torch.bfloat16)
     found = measure_effects(model, judged, settings, progress=progress)
@@ -273,7 +275,7 @@ def resize_heads(
         ),
         **found._asdict(),
         settings=tuple(settings),
-        layers=(*[tuple(range(arch.n_layers))] * len(choices), ()),
+        layers=(*(tuple(layer for _, layer in own) for own in changes), ()),
         part=part,
         scope=scope,
         budgets=(*(choice.budget for choice in choices), 1.0),

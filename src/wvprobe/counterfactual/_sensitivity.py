@@ -22,6 +22,20 @@ _GRID = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 Slopes = Mapping[Raw, tuple[Tensor, Tensor]]
 
 
+def require_loss(model: Any, arch: Architecture) -> None:
+    """Refuse allocation ``loss`` where there is none.
+
+    Raises:
+        UnsupportedError: the model has no head, or sees what it would have to predict.
+    """
+    adapters.require_head(model, "allocation='loss'")
+    if not arch.causal:
+        raise UnsupportedError(
+            f"{model.cfg.model_name} sees the tokens that a loss would have it predict, so "
+            "allocation='loss' has no loss to go by. Use allocation='energy'."
+        )
+
+
 def loss_costs(
     model: Any,
     arch: Architecture,
@@ -46,16 +60,7 @@ def loss_costs(
         cut: what would be cut.
         part: ``OV`` or ``QK``.
         progress: whether to show a bar.
-
-    Raises:
-        UnsupportedError: the model has no head, or sees what it would have to predict.
     """
-    adapters.require_head(model, "allocation='loss'")
-    if not arch.causal:
-        raise UnsupportedError(
-            f"{model.cfg.model_name} sees the tokens that a loss would have it predict, so "
-            "allocation='loss' has no loss to go by. Use allocation='energy'."
-        )
     encodings = [encode(model, text) for text in texts]
     encodings = [e for e in encodings if len(e.ids) > 1 and not all(e.special)]
     wanted = [("z", layer) for layer in range(arch.n_layers)]

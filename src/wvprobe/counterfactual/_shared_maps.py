@@ -86,11 +86,17 @@ def key_map(
     turned = torch.zeros(0, 2, dtype=torch.long) if planes is None else planes
     second = moments.keys(planes).reshape(n_heads, d, n_heads, d)
     found = torch.zeros_like(second)
-    for first, other in turned.tolist():
-        weights = moments.queries[:, first, first]
-        made = _plane_map(_complex_moments(second, first, other), weights, groups, method)
-        found[:, first, :, first] = found[:, other, :, other] = made.real
-        found[:, first, :, other], found[:, other, :, first] = made.imag, -made.imag
+    if len(turned):
+        first, other = turned.T
+        weights = moments.queries[:, first, first].T
+        made = _plane_maps(_complex_moments(second, turned), weights, groups, method)
+        for ins, outs, part in (
+            (first, first, made.real),
+            (other, other, made.real),
+            (first, other, made.imag),
+            (other, first, -made.imag),
+        ):
+            found[:, ins, :, outs] = part  # plane first: both index lists are advanced
     still = sorted(set(range(d)) - set(turned.flatten().tolist()))
     if still:
         free, n = torch.tensor(still), len(still)
@@ -207,10 +213,10 @@ def similarity(
     turned = [] if planes is None else planes.tolist()
     still = sorted(set(range(d)) - {dim for plane in turned for dim in plane})
     together = torch.zeros(n_heads, n_heads, dtype=keys.dtype)
-    for first, other in turned:
-        weights = moments.queries[:, first, first].sqrt()
-        plane = _complex_moments(keys, first, other).abs()
-        together += weights[:, None] * plane * weights
+    if planes is not None:
+        weights = moments.queries[:, planes[:, 0], planes[:, 0]].T.sqrt()
+        alone = _complex_moments(keys, planes).abs()
+        together += (weights[:, :, None] * alone * weights[:, None]).sum(dim=0)
     if still:
         free = torch.tensor(still)
         block = keys[:, free][:, :, :, free].transpose(1, 2)
@@ -242,38 +248,43 @@ def balanced_groups(alike: Float[Tensor, "head head"], n_groups: int) -> list[li
 
 
 def _complex_moments(
-    second: Float[Tensor, "head d head d"], first: int, other: int
-) -> Complex[Tensor, "head head"]:
-    """Return E conj(x_h) x_g of one plane's coordinates, read as complex numbers."""
-    real = second[:, first, :, first] + second[:, other, :, other]
-    return torch.complex(real, second[:, first, :, other] - second[:, other, :, first])
+    second: Float[Tensor, "head d head d"], planes: Int[Tensor, "plane 2"]
+) -> Complex[Tensor, "plane head head"]:
+    """Return E conj(x_h) x_g of every plane's coordinates, read as complex numbers."""
+    first, other = planes.T
+
+    def block(a: Tensor, b: Tensor) -> Tensor:
+        return second[:, a, :, b]
+
+    real = block(first, first) + block(other, other)
+    return torch.complex(real, block(first, other) - block(other, first))
 
 
-def _plane_map(
-    second: Complex[Tensor, "head head"],
-    weights: Float[Tensor, " head"],
+def _plane_maps(
+    second: Complex[Tensor, "plane head head"],
+    weights: Float[Tensor, "plane head"],
     groups: Groups,
     method: str,
-) -> Complex[Tensor, "head head"]:
-    """Return the complex map of one plane; the three methods are those of :func:`free_map`."""
+) -> Complex[Tensor, "plane head head"]:
+    """Return every plane's complex map; the three methods are those of :func:`free_map`."""
     found = torch.zeros_like(second)
     for group in groups:
         at = torch.tensor(list(group))
-        own, weight = second[at[:, None], at], weights[at]
+        own, weight = second[:, at[:, None], at], weights[:, at]
         if method == "mean":
             turns = _phases(own)
-            made = turns[:, None] * turns.conj() / len(group)
+            made = turns[:, :, None] * turns.conj()[:, None] / len(group)
         elif method == "lstsq":
-            whole = weight.sum()
-            share = weight / whole if whole > 0 else torch.zeros_like(weight)
-            made = share[:, None].expand(-1, len(group)).to(second.dtype)
+            whole = weight.sum(dim=1, keepdim=True)
+            share = torch.where(whole > 0, weight / whole, 0.0)
+            made = share[:, :, None].expand_as(own).to(second.dtype)
         else:
             factor = weight.sqrt().to(second.dtype)
-            _, vectors = torch.linalg.eigh(factor[:, None] * own * factor)
-            best = vectors[:, -1]
+            _, vectors = torch.linalg.eigh(factor[:, :, None] * own * factor[:, None])
+            best = vectors[..., -1]
             inverse = torch.where(weight > 0, 1 / weight.sqrt(), 0.0)
-            made = (factor * best)[:, None] * (best.conj() * inverse)
-        found[at[:, None], at] = made
+            made = (factor * best)[:, :, None] * (best.conj() * inverse)[:, None]
+        found[:, at[:, None], at] = made
     return found
 
 
@@ -290,17 +301,12 @@ def _polar(x: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
     return u @ vh
 
 
-def _phases(second: Complex[Tensor, "head head"]) -> Complex[Tensor, " head"]:
+def _phases(second: Complex[Tensor, "plane head head"]) -> Complex[Tensor, "plane head"]:
     """Return numbers of size 1 that bring heads' planes near their mean."""
-    turns = _unit(second[:, 0])
+    turns = torch.sgn(second[..., 0])
     for _ in range(_ROUNDS):
-        turns = _unit(second @ turns)
-    return turns
-
-
-def _unit(x: Complex[Tensor, " head"]) -> Complex[Tensor, " head"]:
-    size = x.abs()
-    return torch.where(size > 0, x / torch.where(size > 0, size, 1.0), torch.ones_like(x))
+        turns = torch.sgn(torch.einsum("pgh,ph->pg", second, turns))
+    return torch.where(turns == 0, torch.ones_like(turns), turns)
 
 
 def _nuclear(

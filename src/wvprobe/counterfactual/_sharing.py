@@ -193,7 +193,7 @@ def share_kv_heads(
         ),
         **found._asdict(),
         settings=tuple(settings),
-        layers=(*[tuple(range(arch.n_layers))] * len(choices), ()),
+        layers=(*(tuple(range(len(one.maps))) for one in made), ()),
         n_kv_heads=counts,
         methods=methods,
         groupings=(*(choice.grouping for choice in choices), "none"),

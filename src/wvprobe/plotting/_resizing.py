@@ -31,7 +31,7 @@ def resized(result: ResizeResult) -> go.Figure:
             name = allocation if multiple == 1 else f"{allocation}, multiples of {multiple}"
             dash = "solid" if multiple == 1 else "dot"
             _band(drawn, rows, "budget", measure, (name, colour, dash))
-    _yardstick(drawn, frame, measure)
+    _yardstick(drawn, frame, "budget", measure)
     heat = go.Heatmap(
         z=result.ranks[asked].T.tolist(),
         zmin=0,
@@ -65,7 +65,7 @@ def shared(result: ShareResult) -> go.Figure:
             if grouping == "order" or bool((rows["grouping"] == grouping).any()):
                 name = method if grouping == "order" else f"{method}, by similarity"
                 _band(drawn, rows, "bytes_per_token", measure, (name, colour, dash))
-    _yardstick(drawn, frame, measure)
+    _yardstick(drawn, frame, "bytes_per_token", measure)
     drawn.update_xaxes(title_text="bytes a token in the cache (bfloat16)")
     drawn.update_yaxes(title_text=f"{_MEASURES[measure]}, 95 % bands")
     few = frame[frame["bytes_per_token"] == frame["bytes_per_token"].min()]
@@ -143,11 +143,17 @@ def _told(row: Any, measure: str) -> str:
     return what[measure].format(row[measure])
 
 
-def _yardstick(drawn: go.Figure, frame: Any, measure: str) -> None:
+def _yardstick(drawn: go.Figure, frame: Any, x: str, measure: str) -> None:
     """Draw what rounding to bf16 does, as a dashed line."""
     value = float(frame[measure].iloc[-1])
-    line = {"color": MUTED, "dash": "dash", "width": 1}
-    drawn.add_hline(y=value, line=line, row=1, col=1, annotation_text="bf16 rounding")
+    line = go.Scatter(
+        x=[frame[x].min(), frame[x].max()],
+        y=[value, value],
+        mode="lines",
+        line={"color": MUTED, "dash": "dash", "width": 1},
+        name="bf16 rounding",
+    )
+    drawn.add_trace(line, row=1, col=1)
 
 
 def _band(drawn: go.Figure, rows: Any, x: str, measure: str, style: Sequence[str]) -> None:
