@@ -116,7 +116,8 @@ def _template(name: str, ink: str, lines: str) -> dict[str, Any]:
 
     axis = {"gridcolor": lines, "linecolor": lines, "zerolinecolor": lines, "automargin": True}
     template = go.layout.Template(plotly.io.templates[name])
-    template.layout.update(
+    layout: Any = template.layout
+    layout.update(
         font_color=ink,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

@@ -103,7 +103,7 @@ class Measured:
         speech: tuple[Any, str | None] = (self.given.treebank, None)
         if self.given.treebank is None:
             speech = (labelled_senses(self._spaced(load_senses())), "pos")
-        settings = {"draws": self.sizes.draws, "control_draws": self.sizes.controls}
+        settings: dict[str, Any] = {"draws": self.sizes.draws, "control_draws": self.sizes.controls}
         # Not by cosine, whose contrasts between sites hang on their biases and scales.
         return {
             "sense": payload(self.model, self.sample, method="lda", **settings),
