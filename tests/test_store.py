@@ -15,8 +15,17 @@ import pytest
 import torch
 from filelock import FileLock
 
-from wvprobe import store
-from wvprobe.activations import Activations, Run, StoredActivations, capture, open_store
+from wvprobe import adapters, store
+from wvprobe.activations import (
+    Activations,
+    Run,
+    StoredActivations,
+    StoredCapture,
+    capture,
+    open_store,
+)
+from wvprobe.activations._places import Places
+from wvprobe.activations._run import SitePlan
 from wvprobe.errors import DiskSpaceError, InputError, IntegrityError, StoreError, WordError
 from wvprobe.store import _files
 from wvprobe.testing import FAMILIES, tiny_model
@@ -458,6 +467,29 @@ def test_a_second_writer_is_refused(take, tmp_path):
         take()
     assert files(folder) == before
     take()
+
+
+def test_workers_share_one_manifest(take, tiny, tmp_path):
+    """One writer holds the lock and says what is missing; others write that, in any order."""
+    whole = files(take("whole").folder)
+    model, folder = tiny("llama"), tmp_path / "shared"
+    arch = adapters.architecture(model)
+
+    def worker():
+        places = Places("bank", None, len(TEXTS))
+        plan = SitePlan(model, arch, SITES, None)
+        return StoredCapture(model, plan, TEXTS, places, "last", 2, None)
+
+    with store.Writer.of(folder) as writer:
+        manifest = writer.start(worker().prepare)
+        assert writer.missing() == [0, 1, 2]
+        one, other = worker(), worker()
+        for own, number in ((other, 2), (one, 0)):
+            own.write(folder, manifest, number)
+        assert writer.missing() == [1]
+        other.write(folder, manifest, 1)
+        assert writer.missing() == []
+    assert files(folder) == whole
 
 
 def test_other_folders_are_left_alone(take, tmp_path):

@@ -47,12 +47,13 @@ def batches_of(
     regimes = [regime(length) for length in lengths]
     budget = _BATCH_TOKENS.get(str(model.cfg.device).split(":")[0], _BATCH_TOKENS["cpu"])
     batches: list[list[int]] = []
-    while order:
-        longest = lengths[order[0]]
+    start = 0
+    while start < len(order):
+        longest, first = lengths[order[start]], regimes[order[start]]
         size = max(1, budget // longest) if batch_size == "auto" else int(batch_size)
+        together = order[start : start + size]
         if model.cfg.dtype not in PADDED_DTYPES:
-            size = min(size, sum(lengths[i] == longest for i in order))
-        size = min(size, sum(regimes[i] == regimes[order[0]] for i in order))
-        batches.append(order[:size])
-        order = order[size:]
+            together = [i for i in together if lengths[i] == longest]
+        batches.append([i for i in together if regimes[i] == first])
+        start += len(batches[-1])
     return batches

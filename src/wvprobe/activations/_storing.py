@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -72,7 +72,7 @@ def capture_to(
 class StoredCapture:
     """What is to be captured, a batch at a time and in any order.
 
-    Of the texts it keeps token ids and positions alone, four bytes each.
+    Nothing is kept of a text but its length: it is encoded again when its batch runs.
     """
 
     def __init__(
@@ -94,16 +94,14 @@ class StoredCapture:
         self.encode: Callable[[str], Encoding] = lru_cache(_KNOWN)(
             lambda text: encode(model, text, prepend_bos=self.prepend_bos)
         )
-        self.ids, self.picked = _Ragged(), _Ragged()
 
     def prepare(self, table: ItemsFile) -> Callable[[str], Manifest]:
         """Encode all texts, add them to a table, and return what makes a manifest of its sha256."""
-        self.ids, self.picked = _Ragged(), _Ragged()
+        lengths = array("i")
         hashes = {name: hashlib.sha256() for name in ("texts", "tokens", "places")}
         for number in range(len(self.texts)):
             item = self.item(number)
-            self.ids.add(item.tokens)
-            self.picked.add(item.positions or ())
+            lengths.append(len(item.tokens))
             table.add(item)
             for name, part in (
                 ("texts", item.text),
@@ -111,9 +109,9 @@ class StoredCapture:
                 ("places", (item.word, item.positions)),
             ):
                 hashes[name].update(f"{part!r}\n".encode())
-        batches = batches_of(self.ids.lengths(), self.batch_size, self.model, self.arch)
+        batches = batches_of(lengths, self.batch_size, self.model, self.arch)
         digests = {name: digest.hexdigest() for name, digest in hashes.items()}
-        return lambda items: self._manifest(batches, digests, items)
+        return lambda items: self._manifest(batches, digests, items, max(lengths))
 
     def item(self, number: int) -> Item:
         """Encode one text."""
@@ -123,7 +121,9 @@ class StoredCapture:
             encoding.text, word, positions, encoding.ids, encoding.strings, encoding.special
         )
 
-    def _manifest(self, batches: list[list[int]], digests: dict[str, str], items: str) -> Manifest:
+    def _manifest(
+        self, batches: list[list[int]], digests: dict[str, str], items: str, longest: int
+    ) -> Manifest:
         settings = {
             "model": self.model.cfg.model_name,
             "weights": adapters.weight_hash(self.model),
@@ -139,7 +139,7 @@ class StoredCapture:
             settings=settings,
             versions=Provenance.of("", "").versions,
             sites={site: self._facts(site) for site in self.plan.sites},
-            longest=max(self.ids.lengths()),
+            longest=longest,
             items=items,
             order=torch.tensor([item for batch in batches for item in batch], dtype=torch.int32),
             sizes=torch.tensor([len(batch) for batch in batches], dtype=torch.int32),
@@ -152,18 +152,19 @@ class StoredCapture:
         leading = ("item",) if self.places.given else ("item", "pos")
         return SiteFacts(self.plan.layers[site], leading + SITES[site], leading[1:], "zero")
 
-    def values(self, numbers: list[int]) -> dict[str, Tensor]:
-        """Run the items of a batch; return site -> [layer, item, …]."""
+    def values(self, items: Mapping[int, Item]) -> dict[str, Tensor]:
+        """Run the items of a batch together; return site -> [layer, item, …]."""
+        picked = [item.positions for item in items.values() if item.positions is not None]
         run = Run(
             self.model,
             self.arch,
             self.plan,
-            [self.ids[number] for number in numbers],
-            [self.picked[number] for number in numbers] if self.places.given else None,
+            [item.tokens for item in items.values()],
+            picked if self.places.given else None,
             self.pool,
-            numbers=numbers,
+            numbers=list(items),
         )
-        run.all([list(range(len(numbers)))], progress=False)
+        run.all([list(range(len(items)))], progress=False)
         axes = {site: self._facts(site).axes.index("layer") for site in self.plan.sites}
         return {site: run.results[site].movedim(axis, 0) for site, axis in axes.items()}
 
@@ -174,26 +175,7 @@ class StoredCapture:
             MemoryLimitError: not even one of its texts fits into memory.
             DiskSpaceError: the disk is full, or the folder cannot be written to.
         """
-        numbers = manifest.batch(batch)
         layers = {site: facts.layers for site, facts in manifest.sites.items()}
-        items = {number: self.item(number) for number in numbers}
-        values = self.values(numbers)
+        items = {number: self.item(number) for number in manifest.batch(batch)}
+        values = self.values(items)
         write_shard(folder, manifest.identity, batch, values, layers, items)
-
-
-class _Ragged:
-    """Rows of ints of any length, end to end."""
-
-    def __init__(self) -> None:
-        self._flat, self._ends = array("i"), array("q", [0])
-
-    def add(self, row: Sequence[int]) -> None:
-        self._flat.extend(row)
-        self._ends.append(len(self._flat))
-
-    def __getitem__(self, number: int) -> tuple[int, ...]:
-        return tuple(self._flat[self._ends[number] : self._ends[number + 1]])
-
-    def lengths(self) -> list[int]:
-        pairs = zip(self._ends, self._ends[1:], strict=False)
-        return [stop - start for start, stop in pairs]

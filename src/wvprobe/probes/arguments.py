@@ -14,7 +14,7 @@ from wvprobe.probes.sources import Sites, as_sites
 
 # Below this a gradient cannot be resolved in float32.
 _FLOAT32_TOLERANCE = 1e-6
-_NUMBERS = 2**26  # that are looked at at a time
+_NUMBERS = 2**23  # that are looked at at a time
 
 
 def checked_sites(X: Any) -> Sites:

@@ -94,7 +94,7 @@ class Erasures:
         self.source = [span.tokens[-1] for span in items.spans]
         self.destination: Any = self.source if destination == "target" else "last"
         self.onehot = torch.nn.functional.one_hot(scorer.y, len(scorer.classes)).double()
-        self.tokens: tuple[tuple[int, ...], ...] = ()
+        self.tokens: Sequence[tuple[int, ...]] = ()
         self.places: list[int] = self.source
 
     def all(self, heads: Sequence[HeadId], kept: set[HeadId], progress: bool) -> Iterator[Found]:
