@@ -91,7 +91,7 @@ def shorten_reports(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("wvprobe.report.measured.time_attention", quick)
     patch.setattr(wvprobe, "time_attention", quick, raising=False)
     patch.setattr("wvprobe.counterfactual._biases._HELD_OUT", 10)
-    patch.setattr("wvprobe.report.measured.compare_biases", brief)
+    patch.setattr("wvprobe.report.measured._trained", brief)
     patch.setattr(wvprobe, "compare_biases", brief, raising=False)
     whole = wvprobe.load_senses()
     # Each a noun and a verb.

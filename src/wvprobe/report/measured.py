@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from wvprobe.adapters import architecture
@@ -276,4 +276,10 @@ class Measured:
     @cached_property
     def biases(self) -> BiasResult:
         """Small models trained from scratch, heads side by side against heads in a row."""
-        return compare_biases(quick=not self.sizes.full_training, progress=False)
+        return _trained(quick=not self.sizes.full_training)
+
+
+@cache
+def _trained(*, quick: bool) -> BiasResult:
+    """Train small models once a process: all models of a report are held against the same."""
+    return compare_biases(quick=quick, progress=False)

@@ -1,6 +1,7 @@
 """Claims of uneven heads, of shared keys and values, and of how wide a head must be."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from wvprobe._statistics import mean_interval, ratio_interval
 from wvprobe.report.claims import Claim, Exhibit, Finding
@@ -32,7 +33,23 @@ def judge_split(gain: float, interval: tuple[float, float], n: int) -> Finding:
 
 
 def uneven_gain(measured: Measured) -> Finding:
-    """Hold the loss of heads cut evenly against that of heads cut by energy."""
+    """Hold heads cut evenly against heads cut by energy, and beside it heads trained unevenly."""
+    finding, trained = _cut(measured), measured.biases
+    differences = trained.difference("uneven", "parallel")
+    told = "; ".join(
+        f"{task} {one.value:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
+        for task, one in differences.items()
+    )
+    brief = ", too briefly to tell" if trained.quick else ""
+    reason = (
+        f"{finding.reason} Trained from scratch{brief}, small models with uneven heads give "
+        f"another share of right answers than those with even ones: {told}."
+    )
+    numbers = {f"trained_{task}": one.value for task, one in differences.items()}
+    return replace(finding, reason=reason, numbers={**finding.numbers, **numbers})
+
+
+def _cut(measured: Measured) -> Finding:
     found = measured.resized
     change = found.relative_change.mean(dim=1)
     if bool(found.loss_delta.isnan().all()):
@@ -191,7 +208,9 @@ found = wvprobe.resize_heads(
     scope="layer",
     calibration=fitted,
 )
-numbers = {"gain": found.gain_frame().set_index("measure").loc["loss_delta", "gain"]}""",
+numbers = {"gain": found.gain_frame().set_index("measure").loc["loss_delta", "gain"]}
+trained = wvprobe.compare_biases(quick=$brief).difference("uneven", "parallel")
+numbers |= {f"trained_{task}": one.value for task, one in trained.items()}""",
     split_exhibits,
 )
 
