@@ -457,6 +457,7 @@ def test_the_root_has_them():
     assert wvprobe.resize_heads is resize_heads
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_what_was_seen_on_a_real_model(smollm2):
     """Energy goes where the loss needs it: less is lost than by an even cut; sinks are no trap."""

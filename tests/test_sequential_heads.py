@@ -422,6 +422,7 @@ def test_half_precision_is_the_same_rewrite():
     assert float((ratio - 1).abs().max()) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_early_blocks_matter_most(smollm2, minilm):
     texts = wvprobe.datasets.load_prose("held-out")[:20:4]

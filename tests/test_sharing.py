@@ -354,6 +354,7 @@ def test_what_is_refused(tiny):
         share_kv_heads(model, TEXTS, n_kv_heads=1, after=other, calibration=TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_what_was_seen_on_a_real_model(smollm2):
     """Three key-value heads to one: a latent before SVD, means and unaligned least squares."""
