@@ -207,8 +207,8 @@ class Measured:
 
     @cached_property
     def ranks(self) -> HeadRanks:
-        """How many of its dimensions each head makes use of."""
-        return head_ranks(self.model, self._prose("calibration", _FITTED))
+        """How many of its dimensions each head makes use of; few tokens would make it fewer."""
+        return head_ranks(self.model, self._prose("calibration", 2 * _FITTED))
 
     @cached_property
     def clock(self) -> AttentionTimes:
