@@ -13,9 +13,9 @@ from wvprobe._linalg import effective_rank
 from wvprobe._statistics import ratio_interval
 from wvprobe._types import Result
 from wvprobe._validate import message, one_of
-from wvprobe.counterfactual._cuts import root
-from wvprobe.counterfactual._moments import score_moments
-from wvprobe.counterfactual._plans import PARTS, measured_cut
+from wvprobe.counterfactual._cuts import output_cut, root
+from wvprobe.counterfactual._moments import both_moments
+from wvprobe.counterfactual._plans import PARTS, output_maps
 from wvprobe.counterfactual._streams import calibration_texts
 from wvprobe.errors import InputError
 from wvprobe.words import encode
@@ -140,8 +140,8 @@ def head_ranks(
     least = _TOKENS * max(arch.d_head, arch.d_head_v)
     if n_tokens < least:
         raise InputError(message("texts", f"of at least {least} tokens", f"{n_tokens} of them"))
-    cut = measured_cut(model, arch, "OV", read, progress)
-    scores = score_moments(model, arch, read, progress)
+    outputs, scores = both_moments(model, arch, read, progress)
+    cut = output_cut(outputs.mean, outputs.covariance, output_maps(model, arch))
     keys = scores.keys.repeat_interleave(arch.n_heads // arch.n_kv_heads, dim=1)
     scale = torch.tensor([adapters.score_scale(model, layer) for layer in range(arch.n_layers)])
     values = torch.linalg.svdvals(root(scores.queries) @ root(keys))

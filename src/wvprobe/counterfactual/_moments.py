@@ -44,21 +44,9 @@ def output_moments(
     model: Any, arch: Architecture, texts: Sequence[str], progress: bool = False
 ) -> OutputMoments:
     """Measure the moments of every head's z, float64."""
-    size = (arch.n_layers, arch.n_heads, arch.d_head_v)
-    total = torch.zeros(size, dtype=torch.float64)
-    outer = torch.zeros(*size, arch.d_head_v, dtype=torch.float64)
-    count = 0
-
-    def add(layer: int, seen: Mapping[str, Tensor], mask: Bool[Tensor, "text pos"]) -> None:
-        nonlocal count
-        z = seen["z"][mask].transpose(0, 1)
-        total[layer] += z.sum(dim=1)
-        outer[layer] += z.mT @ z
-        count += z.shape[1] if layer == 0 else 0
-
-    each_layer(model, arch, texts, ["z"], add, progress=progress)
-    mean = total / count
-    return OutputMoments(mean, outer / count - mean[..., :, None] * mean[..., None, :])
+    sums = _OutputSums(arch)
+    each_layer(model, arch, texts, sums.SITES, sums.add, progress=progress)
+    return sums.moments()
 
 
 def score_moments(
@@ -69,27 +57,75 @@ def score_moments(
     Raises:
         UnsupportedError: the layers' rotation is not modelled exactly.
     """
-    turns = [adapters.rotary(model, arch, layer) for layer in range(arch.n_layers)]
-    square = (arch.d_head, arch.d_head)
-    queries = torch.zeros(arch.n_layers, arch.n_heads, *square, dtype=torch.float64)
-    keys = torch.zeros(arch.n_layers, arch.n_kv_heads, *square, dtype=torch.float64)
-    count = 0
+    sums = _ScoreSums(model, arch)
+    each_layer(model, arch, texts, sums.SITES, sums.add, progress=progress)
+    return sums.moments()
+
+
+def both_moments(
+    model: Any, arch: Architecture, texts: Sequence[str], progress: bool = False
+) -> tuple[OutputMoments, ScoreMoments]:
+    """Measure both at once."""
+    outputs, scores = _OutputSums(arch), _ScoreSums(model, arch)
 
     def add(layer: int, seen: Mapping[str, Tensor], mask: Bool[Tensor, "text pos"]) -> None:
-        nonlocal count
+        outputs.add(layer, seen, mask)
+        scores.add(layer, seen, mask)
+
+    sites = (*outputs.SITES, *scores.SITES)
+    each_layer(model, arch, texts, sites, add, progress=progress)
+    return outputs.moments(), scores.moments()
+
+
+class _OutputSums:
+    """Sums that moments of z are made of."""
+
+    SITES = ("z",)
+
+    def __init__(self, arch: Architecture) -> None:
+        size = (arch.n_layers, arch.n_heads, arch.d_head_v)
+        self.total = torch.zeros(size, dtype=torch.float64)
+        self.outer = torch.zeros(*size, arch.d_head_v, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, layer: int, seen: Mapping[str, Tensor], mask: Bool[Tensor, "text pos"]) -> None:
+        z = seen["z"][mask].transpose(0, 1)
+        self.total[layer] += z.sum(dim=1)
+        self.outer[layer] += z.mT @ z
+        self.count += z.shape[1] if layer == 0 else 0
+
+    def moments(self) -> OutputMoments:
+        mean = self.total / self.count
+        square = mean[..., :, None] * mean[..., None, :]
+        return OutputMoments(mean, self.outer / self.count - square)
+
+
+class _ScoreSums:
+    """Sums that moments of queries and keys are made of."""
+
+    SITES = ("q", "k")
+
+    def __init__(self, model: Any, arch: Architecture) -> None:
+        self.turns = [adapters.rotary(model, arch, layer) for layer in range(arch.n_layers)]
+        square = (arch.d_head, arch.d_head)
+        self.queries = torch.zeros(arch.n_layers, arch.n_heads, *square, dtype=torch.float64)
+        self.keys = torch.zeros(arch.n_layers, arch.n_kv_heads, *square, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, layer: int, seen: Mapping[str, Tensor], mask: Bool[Tensor, "text pos"]) -> None:
         q, k = seen["q"], seen["k"]
-        turn = turns[layer]
+        turn = self.turns[layer]
         if turn is not None:
             positions = torch.arange(mask.shape[1])[:, None]
             q, k = (turn.rotate(x, positions, mask.shape[1]) for x in (q, k))
         k = k - text_means(k, mask)
         q, k = (x[mask].transpose(0, 1) for x in (q, k))
-        queries[layer] += q.mT @ q
-        keys[layer] += k.mT @ k
-        count += int(mask.sum()) if layer == 0 else 0
+        self.queries[layer] += q.mT @ q
+        self.keys[layer] += k.mT @ k
+        self.count += int(mask.sum()) if layer == 0 else 0
 
-    each_layer(model, arch, texts, ["q", "k"], add, progress=progress)
-    return ScoreMoments(queries / count, keys / count)
+    def moments(self) -> ScoreMoments:
+        return ScoreMoments(self.queries / self.count, self.keys / self.count)
 
 
 def text_means(

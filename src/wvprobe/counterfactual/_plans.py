@@ -71,14 +71,18 @@ def measured_cut(
     layers = range(arch.n_layers)
     if part == "OV":
         moments = output_moments(model, arch, texts, progress)
-        weight = torch.stack([output_map(model, arch, layer) for layer in layers])
-        return output_cut(moments.mean, moments.covariance, weight)
+        return output_cut(moments.mean, moments.covariance, output_maps(model, arch))
     scores = score_moments(model, arch, texts, progress)
     scale = torch.tensor([adapters.score_scale(model, layer) for layer in layers]).double()
     keys = scores.keys.repeat_interleave(arch.n_heads // arch.n_kv_heads, dim=1)
     return score_cut(
         scale.square()[:, None, None, None] * scores.queries, keys, planes_of(model, arch)
     )
+
+
+def output_maps(model: Any, arch: Architecture) -> Float[Tensor, "layer head d d_model"]:
+    """Return W_O of every head, with the gain and centring of a second norm in it."""
+    return torch.stack([output_map(model, arch, layer) for layer in range(arch.n_layers)])
 
 
 def planes_of(model: Any, arch: Architecture) -> Int[Tensor, "plane 2"] | None:

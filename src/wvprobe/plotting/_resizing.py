@@ -133,13 +133,17 @@ def _gained(result: ResizeResult, measure: str) -> str:
     gain = row.iloc[0]
     return (
         f"{result.part} at {budget:.0%} of the rank: {_told(frame.iloc[pairs[0]], measure)} "
-        f"shared out evenly,<br>{result.allocations[at]} gains {gain['gain']:.3f} "
+        f"shared out evenly,<br>ranks by {result.allocations[at]} gain {gain['gain']:.3f} "
         f"({gain['low']:.3f} to {gain['high']:.3f})"
     )
 
 
 def _told(row: Any, measure: str) -> str:
-    what = {"loss_delta": "{:+.3f} nats", "kl": "a KL of {:.3f}", "relative_change": "‖Δx‖ {:.1%}"}
+    what = {
+        "loss_delta": "{:+.3f} nats",
+        "kl": "a KL of {:.3f}",
+        "relative_change": "‖Δx‖ / ‖x‖ of {:.1%}",
+    }
     return what[measure].format(row[measure])
 
 
@@ -168,6 +172,7 @@ def _band(drawn: go.Figure, rows: Any, x: str, measure: str, style: Sequence[str
         area = go.Scatter(
             x=at + at[::-1],
             y=ends,
+            mode="lines",
             fill="toself",
             opacity=0.2,
             fillcolor=colour,

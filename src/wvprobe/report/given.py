@@ -181,13 +181,14 @@ def lines_of(given: Given, sizes: Sizes) -> dict[str, str]:
     texts = f"[item.sentence for item in {loaded}][::{every}]"
     short = f"[t for t in wvprobe.datasets.load_prose({{}}) if len(t) < {SHORT}]"
     prose, fitted = (short.format(quoted(split)) for split in ("held-out", "calibration"))
-    n_prose = len(short_prose())
+    n_prose, n_fitted = len(short_prose()), len(short_prose("calibration"))
     if given.texts is not None:
         n_prose = len(given.texts)
         prose = f"wvprobe.datasets.load_texts({quoted(given.files.get('texts', 'TEXTS'))})"
         texts = f"{prose}[::{spacing(n_prose, sizes.sentences)}]"
     return {
-        "fitted": f"{fitted}[::{spacing(len(short_prose('calibration')), 3 * sizes.paragraphs)}]",
+        "fitted": f"{fitted}[::{spacing(n_fitted, 3 * sizes.paragraphs)}]",
+        "ranked": f"{fitted}[::{spacing(n_fitted, 6 * sizes.paragraphs)}]",
         "prose": f"{prose}[::{spacing(n_prose, sizes.paragraphs)}]",
         "word": quoted(given.pair.word),
         "other": quoted(given.pair.other or ""),

@@ -265,8 +265,8 @@ class Measured:
 
     @cached_property
     def ranks(self) -> HeadRanks:
-        """How many of its dimensions each head makes use of."""
-        return head_ranks(self.model, self.fitted)
+        """How many of its dimensions each head makes use of; few tokens would make it fewer."""
+        return head_ranks(self.model, spaced(short_prose("calibration"), 6 * self.sizes.paragraphs))
 
     @cached_property
     def clock(self) -> AttentionTimes:

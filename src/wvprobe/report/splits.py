@@ -25,9 +25,9 @@ def judge_split(gain: float, interval: tuple[float, float], n: int) -> Finding:
     low, high = interval
     verdict = "supported" if high < _GAIN else ("refuted" if low > _GAIN else "mixed")
     reason = (
-        f"Cut to {CUT:.0%} of its rank, each layer's values lose {gain:+.3f} nats ({low:+.3f} to "
-        f"{high:+.3f}) less when ranks go to where the energy is than when all heads have the "
-        "same. Post hoc: the model was trained with even heads, and not trained again."
+        f"With values cut to {CUT:.0%} of each layer's rank, ranks that go to where the energy is "
+        f"gain {gain:+.3f} nats ({low:+.3f} to {high:+.3f}) over the same rank for all heads. Post "
+        "hoc: the model was trained with even heads, and not trained again."
     )
     return Finding(verdict, {"gain": gain}, interval, n, reason)
 
@@ -252,11 +252,11 @@ WIDE = Claim(
     "most) in most heads, intervals above one half; refuted if either lies below; heads "
     "narrower than 64 can only support it",
     width,
-    "A larger share of the energy asks for more dimensions, and so do other texts.",
+    "A larger share of the energy asks for more dimensions, and so do more tokens of more kinds.",
     """\
 from wvprobe.counterfactual import head_ranks
 
-frame = head_ranks(model, $fitted).to_frame()
+frame = head_ranks(model, $ranked).to_frame()
 limit = 0.75 * frame["d_head"].clip(upper=128)
 inside = (frame["needed"] <= limit).groupby(frame["part"]).mean()
 needed = frame["needed"].groupby(frame["part"]).median()
