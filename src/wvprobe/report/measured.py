@@ -100,14 +100,14 @@ class Measured:
 
         Parts of speech are the treebank's, or nouns against verbs of the bundled sentences.
         """
-        speech: tuple[Any, str | None] = (self.given.treebank, None)
-        if self.given.treebank is None:
-            speech = (labelled_senses(self._spaced(load_senses())), "pos")
+        treebank = self.given.treebank
+        speech = labelled_senses(self._spaced(load_senses())) if treebank is None else treebank
+        label = "pos" if treebank is None else None
         settings: dict[str, Any] = {"draws": self.sizes.draws, "control_draws": self.sizes.controls}
         # Not by cosine, whose contrasts between sites hang on their biases and scales.
         return {
             "sense": payload(self.model, self.sample, method="lda", **settings),
-            "pos": payload(self.model, speech[0], label=speech[1], **settings),
+            "pos": payload(self.model, speech, label=label, **settings),
         }
 
     @cached_property
