@@ -129,7 +129,8 @@ wide.figure()
 
 # %%
 steps = 4 if options.smoke else None
-trained = wvprobe.compare_biases(quick=not options.full, steps=steps, progress=False)
+seeds = 2 if options.smoke else 5
+trained = wvprobe.compare_biases(seeds=seeds, quick=not options.full, steps=steps, progress=False)
 told = "" if options.full else " (briefly trained, too briefly to settle anything: see --full)"
 print(f"\nshare of right answers, {trained.n_seeds} seeds{told}:")
 print(trained.final_frame().round(3).to_string(index=False))
