@@ -63,8 +63,8 @@ def by_hand(model: Any, senses: SenseDataset) -> None:
             with torch.no_grad():
                 _, cache = model.run_with_cache(item.sentence)
             at = span.tokens[-1]
-            streams = [cache["blocks.0.hook_resid_pre"]]
-            streams += [cache[f"blocks.{k}.hook_resid_post"] for k in range(model.cfg.n_layers)]
+            # Embeddings of one token are all alike: scikit-learn's centroids refuse them.
+            streams = [cache[f"blocks.{k}.hook_resid_post"] for k in range(model.cfg.n_layers)]
             vectors.append(torch.stack([x[0, at] for x in streams]).numpy())
         for x in np.stack(vectors, axis=1):
             unit = x / np.linalg.norm(x, axis=1, keepdims=True)
