@@ -2,8 +2,14 @@
 
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import shorten_reports
@@ -365,3 +371,39 @@ def test_a_readers_own_data_gives_the_numbers_of_the_lines_on_the_page(
             exec(claim["code"], given)
             for name, value in given["numbers"].items():
                 assert float(value) == pytest.approx(claim["numbers"][name], rel=1e-6), name
+
+
+def command(out: Path, *more: str) -> list[str]:
+    run = "import sys; from wvprobe.cli import main; main(sys.argv[1:])"
+    return [sys.executable, "-c", run, "report", "tiny:gpt2", "--quick", "--out", str(out), *more]
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_resumed_it_gives_the_same_numbers(tmp_path):
+    """The clock's claim is of the moment, and is measured after the kill in both runs."""
+    whole = subprocess.run(command(tmp_path / "whole"), capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    cut = tmp_path / "cut"
+    # A group of its own, since whoever kills a run with signal 9 leaves it no time to tidy up.
+    running = subprocess.Popen(command(cut), stderr=subprocess.DEVNULL, start_new_session=True)
+    while not (cut / ".wvprobe-run" / "0-2.2.json").exists():
+        assert running.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not (cut / "results.json").exists()
+    refused = subprocess.run(
+        command(cut, "--resume", "--pair", "A bank.", "The bank.", "bank"),
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2 and "--resume cannot go on" in refused.stderr
+    resumed = subprocess.run(command(cut, "--resume"), capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "1.1 W_Q" not in resumed.stderr and "2.4 A score" in resumed.stderr
+    documents = [json.loads((tmp_path / n / "results.json").read_text()) for n in ("whole", "cut")]
+    for document in documents:
+        (timed,) = [claim for claim in document["claims"] if claim["id"] == "4.4"]
+        for name in ("numbers", "interval", "n", "reason", "verdict"):
+            del timed[name]
+    assert documents[0] == documents[1]
