@@ -73,18 +73,26 @@ def shared_data() -> Path:
 
 
 def shorten_reports(patch: pytest.MonkeyPatch) -> None:
-    """Take six of the bundled words and time small heads for an instant: no other code path."""
+    """Take six of the bundled words, time and train small heads for an instant; no other path."""
     import wvprobe
     from wvprobe.attention_clock import time_attention
+    from wvprobe.counterfactual import compare_biases
 
     def quick(**settings: Any) -> Any:
         settings |= {"d_heads": (32, 64, 128), "seconds": 0.0, "kernels": ["flash", "eager"]}
         return time_attention(128, 16, **settings)
 
+    def brief(**settings: Any) -> Any:
+        settings |= {"n_heads": 2, "d_head": 2, "symbols": 3, "steps": 2, "progress": False}
+        return compare_biases(**settings)
+
     patch.setattr("wvprobe.contextual_drift._baseline.SENTENCES", 50)
     patch.setattr("wvprobe._kernels.peak", lambda *_: (1e11, 1e10))
     patch.setattr("wvprobe.report.measured.time_attention", quick)
     patch.setattr(wvprobe, "time_attention", quick, raising=False)
+    patch.setattr("wvprobe.counterfactual._biases._HELD_OUT", 10)
+    patch.setattr("wvprobe.report.measured._trained", brief)
+    patch.setattr(wvprobe, "compare_biases", brief, raising=False)
     whole = wvprobe.load_senses()
     # Each a noun and a verb.
     both = [w for w in whole.words if len({i.pos for i in whole.only(w)}) > 1][:6]
@@ -103,7 +111,7 @@ def small_sizes() -> Any:
     """Return sizes of a report that a tiny model gets through in seconds."""
     from wvprobe.report import Sizes
 
-    return Sizes("small", 54, 50, 3, 1, 6, 1_000, 0)
+    return Sizes("small", 54, 5, 50, 3, 1, 6, 1_000, 0, False)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ LEVELS = {
         "_shapley",
     ),
     1: (
-        *("adapters", "words", "datasets", "circuits"),
+        *("adapters", "words", "datasets", "circuits", "store"),
         *("_tokenizers", "_induction", "_reading", "_single_tokens"),
     ),
     2: (
@@ -92,6 +92,7 @@ SOLE_IMPORTERS = {
     "plotly": "plotting",
     "transformer_lens": "adapters",
     "conllu": "datasets",
+    "pyarrow": "store",
 }
 
 

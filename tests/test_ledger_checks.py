@@ -237,16 +237,16 @@ def test_one_token_as_query_and_key_has_no_total(tiny):
 
 def test_copies_that_do_not_fit_into_memory_are_told(tiny, monkeypatch):
     """Halved, a batch would have other rows: no number rather than a wrong one."""
-    from wvprobe.activations import _Run
+    from wvprobe.activations import Run
 
-    model, found, real = tiny("llama"), ledger(tiny("llama")), _Run.batch
+    model, found, real = tiny("llama"), ledger(tiny("llama")), Run.batch
 
     def small(self, items):
         if len(items) > 2:
             raise MemoryError("out of memory")
         real(self, items)
 
-    monkeypatch.setattr(_Run, "batch", small)
+    monkeypatch.setattr(Run, "batch", small)
     with pytest.raises(MemoryLimitError, match="copies of the text do not fit"):
         check_terms(model, found, n=3)
 

@@ -76,13 +76,17 @@ def test_held_out_senses_and_own_scores(tiny):
 def test_a_slider_goes_through_the_streams(tiny):
     result = sense_map_by_layer(tiny("llama"), "bank")
     drawn = figure(result)
-    assert [frame.name for frame in drawn.frames] == ["0", "1", "2", "3"]
+    senses = list(dict.fromkeys(result.senses))
     (slider,) = drawn.layout.sliders
     assert slider.active == 2 and [step.label for step in slider.steps] == ["0", "1", "2", "3"]
-    sizes = [sum(len(trace.x) for trace in frame.data) for frame in drawn.frames]
-    assert sizes == [len(result.senses)] * 4
-    assert list(drawn.data[0].x) == list(drawn.frames[2].data[0].x)
-    assert f"{float(result.accuracy[3]):.0%}" in drawn.frames[3].layout.title.text
-    # All frames fit the axes that they share.
+    assert [trace.visible for trace in drawn.data] == [k // len(senses) == 2 for k in range(16)]
+    for layer, step in enumerate(slider.steps):
+        shown, title = step.args
+        traces = [t for t, on in zip(drawn.data, shown["visible"], strict=True) if on]
+        assert sum(len(trace.x) for trace in traces) == len(result.senses)
+        first = result.points[layer, :, 0].tolist()
+        assert sorted(x for trace in traces for x in trace.x) == sorted(first)
+        assert f"{float(result.accuracy[layer]):.0%}" in title["title.text"]
+    # All streams fit the axes that they share.
     reach = drawn.layout.xaxis.range[1]
     assert float(result.points.abs().max()) < reach

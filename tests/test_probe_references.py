@@ -22,6 +22,7 @@ from wvprobe.probes import (
     within_strata,
 )
 from wvprobe.probes.references import haar_frames
+from wvprobe.probes.sources import as_sites
 
 QUICK = dict(penalty=0.1, description_length=False, method="lda")
 
@@ -269,7 +270,7 @@ def test_pillais_trace_of_every_labelling(monkeypatch):
     groups = torch.arange(90)
     shuffles = permutation.shuffled(y, groups, False, None, "auto", 17, seed=2)
     monkeypatch.setattr(permutation, "_NUMBERS", 90 * 4 * 5)  # five labellings at a time
-    found = permutation.pillai_test(X.flatten(1, 2), shuffles, 4, torch.float64)
+    found = permutation.pillai_test(as_sites(X), shuffles, 4, torch.float64)
     traces = np.array(
         [
             [pillai(X.flatten(1, 2)[:, site].numpy(), row.numpy()) for row in shuffles.y]
@@ -282,7 +283,7 @@ def test_pillais_trace_of_every_labelling(monkeypatch):
     z = (traces - traces.mean(axis=1, keepdims=True)) / deviation[:, None]
     np.testing.assert_allclose(found.p_family, (z.max(axis=0) >= z[:, :1] - 1e-9).mean(axis=1))
     assert float(found.p[4]) == 1.0  # features that are all 0
-    single = permutation.pillai_test(X.flatten(1, 2).float(), shuffles, 4, torch.float32)
+    single = permutation.pillai_test(as_sites(X.float()), shuffles, 4, torch.float32)
     torch.testing.assert_close(single.trace, found.trace, atol=1e-4, rtol=0)
 
 
@@ -332,7 +333,7 @@ def test_permuting_groups_keeps_to_the_level():
             # With one group an item, what the constant labels would have forbidden goes through.
             own = groups if unit == "groups" else torch.arange(120)
             shuffles = permutation.shuffled(y, own, unit == "groups", None, unit, 39, seed=world)
-            p = permutation.pillai_test(X, shuffles, 2, torch.float32).p
+            p = permutation.pillai_test(as_sites(X), shuffles, 2, torch.float32).p
             rejected[unit] += float(p[0]) <= 0.05
     assert rejected["groups"] <= scipy.stats.binom.ppf(0.999, 60, 0.05) < rejected["items"]
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import shorten_reports
@@ -9,8 +10,9 @@ from conftest import shorten_reports
 import wvprobe
 from wvprobe.attention_clock import Spread
 from wvprobe.budget import HeadBudget
+from wvprobe.counterfactual import Difference
 from wvprobe.errors import DiskSpaceError
-from wvprobe.report import write_report
+from wvprobe.report import QUICK, write_report
 from wvprobe.report.catalogue import CLAIMS, QUESTIONS
 from wvprobe.report.given import BANK, Given, lines_of
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
@@ -23,7 +25,13 @@ from wvprobe.report.question2 import (
     judge_influence,
     judge_position,
 )
-from wvprobe.report.question3 import concatenation, judge_identity, judge_relations
+from wvprobe.report.question3 import (
+    concatenation,
+    judge_biases,
+    judge_identity,
+    judge_relations,
+    judge_sequence,
+)
 from wvprobe.report.question4 import (
     judge_common_width,
     judge_divisibility,
@@ -39,6 +47,7 @@ from wvprobe.report.question5 import (
     judge_full_width,
     uneven_widths,
 )
+from wvprobe.report.splits import judge_sharing, judge_split, judge_width, sharing, uneven_gain
 from wvprobe.testing import tiny_model
 
 IDS = (
@@ -53,6 +62,7 @@ MEASURED = {
     "2.4",
     "2.5",
     "2.6",
+    "3.1",
     "3.3",
     "3.4",
     "4.1",
@@ -62,6 +72,8 @@ MEASURED = {
     "5.5",
 }
 MEASURED |= {"4.3", "4.4", "4.5"}
+MEASURED |= {"5.2", "5.3", "5.6"}
+MEASURED |= {"3.2"}
 # The clock's numbers are of the moment: what the lines of Python give is of the same kind only.
 TIMED = {"4.4"}
 
@@ -93,7 +105,8 @@ def test_a_report_is_written(family, small_report):
     assert list(by_id) == IDS
     for claim in by_id.values():
         assert {"id", "claim", "verdict", "rule", "numbers", "interval", "n", "model"} <= set(claim)
-        assert claim["model"] == f"tiny:{family}"
+        own = "small models trained from scratch, no pretrained one"
+        assert claim["model"] == (own if claim["id"] == "3.2" else f"tiny:{family}")
         assert (claim["verdict"] == "not yet measured") == (claim["id"] not in MEASURED)
     assert by_id["2.5"]["claim"].startswith("Q of 'bank' and K of 'river' both differ")
     assert by_id["3.3"]["verdict"] == "supported"
@@ -125,6 +138,30 @@ class TestVerdicts:
         good, bad = judge_identity([1e-7, 9.9e-5], 2), judge_identity([1e-7, 1.1e-4], 2)
         assert (good.verdict, bad.verdict) == ("supported", "refuted")
         assert good.interval == (1e-7, 9.9e-5) and good.n == 2
+
+    @pytest.mark.parametrize(
+        ("natural", "reversed_", "verdict"),
+        [
+            ((0.9, 0.11, 1.0), (0.5, 0.11, 0.6), "supported"),
+            ((0.9, 0.11, 1.0), (0.5, 0.10, 0.6), "mixed"),
+            ((0.9, 0.11, 1.0), (0.05, 0.0, 0.10), "mixed"),
+            ((0.1, 0.05, 0.11), (0.05, 0.0, 0.10), "mixed"),
+            ((0.1, 0.05, 0.10), (0.05, 0.0, 0.10), "refuted"),
+        ],
+    )
+    def test_sequence(self, natural, reversed_, verdict):
+        together = {"all blocks, natural": natural, "all blocks, reversed": reversed_}
+        alone = {"block 0": (0.2, 0.11, 0.3), "block 9": (0.2, 0.10, 0.3)}
+        found = judge_sequence(together, alone, 0.1, 5)
+        assert (found.verdict, found.n) == (verdict, 5)
+        assert found.numbers["blocks_beyond"] == 1 and found.numbers["blocks_tried"] == 2
+        assert found.numbers["least_of_orders"] == min(natural[0], reversed_[0])
+        assert found.interval == (min(natural[1], reversed_[1]), max(natural[2], reversed_[2]))
+
+    def test_one_head_is_no_sequence(self):
+        claim = next(claim for claim in CLAIMS if claim.id == "3.1")
+        measured = Measured(tiny_model("gpt2", n_head=1))
+        assert claim.judge(measured).verdict == "not testable here" and not claim.shown(measured)
 
     @pytest.mark.parametrize(
         ("distances", "verdict", "start"),
@@ -195,6 +232,27 @@ class TestVerdicts:
     def test_relations(self, clear, nominal, verdict):
         finding = judge_relations(clear, nominal, 7, 100)
         assert finding.verdict == verdict and finding.numbers["layer"] == 1
+
+    @pytest.mark.parametrize(
+        ("breadth", "depth", "verdict"),
+        [
+            ((0.10, 0.051, 0.15), (0.4, 0.30, 0.50), "supported"),
+            ((0.10, 0.050, 0.15), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.05, 0.75), "mixed"),
+            ((0.00, -0.01, 0.05), (-0.4, -0.5, -0.3), "refuted"),
+            ((0.00, -0.01, 0.051), (0.0, 0.0, 0.0), "mixed"),
+        ],
+    )
+    def test_biases(self, breadth, depth, verdict):
+        sides = Difference(*breadth), Difference(*depth)
+        found = judge_biases(*sides, 5, quick=False)
+        assert (found.verdict, found.n) == (verdict, 5)
+        assert found.interval == min(breadth[1:], depth[1:])
+        assert found.numbers["depth_sequential_minus_parallel_high"] == depth[2]
+        assert judge_biases(*sides, 5, quick=True).verdict == "underpowered"
+        assert judge_biases(*sides, 4, quick=False).verdict == "underpowered"
+        assert "for anything to follow" in judge_biases(*sides, 4, quick=False).reason
 
     @pytest.mark.parametrize(
         ("cosine", "score", "verdict"),
@@ -285,6 +343,51 @@ class TestVerdicts:
         assert "d_head is constant" in found.reason
         assert "d_head is not constant" in judge_scaling(heads, (0.1, 0.01, 0.2), 83).reason
 
+    @pytest.mark.parametrize(
+        ("interval", "verdict"),
+        [((-0.1, 0.009), "supported"), ((0.0, 0.02), "mixed"), ((0.011, 0.1), "refuted")],
+    )
+    def test_split(self, interval, verdict):
+        found = judge_split(sum(interval) / 2, interval, 16)
+        assert (found.verdict, found.interval, found.n) == (verdict, interval, 16)
+
+    def test_a_split_of_a_model_without_loss_is_not_judged(self, tiny):
+        found = uneven_gain(Measured(tiny("bert")))
+        assert found.verdict == "not testable here"
+        assert 0 < found.numbers["change_uneven"] < 1
+
+    @pytest.mark.parametrize(
+        ("interval", "verdict"),
+        [((1.51, 3.0), "supported"), ((1.2, 1.6), "mixed"), ((0.9, 1.49), "refuted")],
+    )
+    def test_sharing(self, interval, verdict):
+        numbers = {"bytes_saved": 0.667, "change_even": 0.4, "change_uneven": 0.5}
+        found = judge_sharing(1.25, interval, numbers, 16)
+        assert (found.verdict, found.interval, found.n) == (verdict, interval, 16)
+        assert "saves 67% of the cache" in found.reason and found.numbers["ratio"] == 1.25
+
+    def test_sharing_of_one_head_is_not_testable(self, tiny):
+        from wvprobe.errors import UnsupportedError
+
+        with pytest.raises(UnsupportedError, match="one key-value head"):
+            sharing(Measured(tiny("llama", num_key_value_heads=1)))
+
+    @pytest.mark.parametrize(
+        ("ov", "d_head", "verdict"),
+        [
+            ((0.8, 0.51, 0.9), 64, "supported"),
+            ((0.8, 0.49, 0.9), 64, "mixed"),
+            ((0.3, 0.20, 0.49), 64, "refuted"),
+            ((0.3, 0.20, 0.49), 63, "not testable here"),
+            ((0.8, 0.51, 0.9), 63, "supported"),
+        ],
+    )
+    def test_width(self, ov, d_head, verdict):
+        within, needed = {"OV": ov, "QK": (1.0, 1.0, 1.0)}, {"OV": 50.0, "QK": 30.0}
+        found = judge_width(within, needed, {"OV": d_head, "QK": d_head}, 270)
+        assert (found.verdict, found.interval) == (verdict, (ov[1], min(ov[2], 1.0)))
+        assert ("narrower than 64" in found.reason) == (d_head < 64)
+
     def test_full_width_heads(self):
         judge = functools.partial(judge_full_width, HeadBudget(12_288, 96, 12_288, n_layers=96))
         found = judge()
@@ -364,6 +467,14 @@ def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say(small_sizes
     exec(claim.code, given)
     assert given["numbers"] == finding.numbers
     assert claim.judge(Measured(tiny_model("llama"))).verdict == "not testable here"
+
+
+def test_a_quick_report_holds_its_training_underpowered(tiny):
+    claim = next(claim for claim in CLAIMS if claim.id == "3.2")
+    finding = claim.judge(Measured(tiny("llama")))
+    assert finding.verdict == "underpowered" and finding.n == 5
+    full = Measured(tiny("llama"), sizes=replace(QUICK, full_training=True))
+    assert claim.judge(full).verdict != "underpowered"
 
 
 def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():

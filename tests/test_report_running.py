@@ -95,7 +95,7 @@ def test_models_stand_side_by_side(counted, tiny, tmp_path):
     page = written.page.read_text()
     header = page[page.index("<thead>") : page.index("</thead>")]
     assert header.count("tiny:llama") == header.count("tiny:bert") == 1
-    assert len(re.findall(r"<h4>tiny:(?:llama|bert)", page)) == 4
+    assert not re.findall(r"<h4>tiny:(?:llama|bert)", page)  # alike in both, so told once
     assert written.told[1] == "tiny:bert: Of 3 claims: 2 supported and 1 mixed."
     assert written.ok and not (tmp_path / "errors.log").exists()
 

@@ -65,6 +65,10 @@ class DiskSpaceError(WvprobeError, OSError):
     """There is not enough room on the disk."""
 
 
+class StoreError(WvprobeError, OSError):
+    """A folder of stored activations is incomplete, in use, unreadable or of another capture."""
+
+
 class DeviceError(WvprobeError, RuntimeError):
     """The device asked for is not there."""
 

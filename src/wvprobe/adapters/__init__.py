@@ -3,6 +3,7 @@
 What the rest of the library may ask of a model stands here, and nothing else does.
 """
 
+from wvprobe.adapters.attention_calls import AttentionCall, Rewrite, Rewritten, rewriting
 from wvprobe.adapters.boot import (
     TransformerBridge,
     boot,
@@ -17,6 +18,7 @@ from wvprobe.adapters.boot import (
 )
 from wvprobe.adapters.counts import AttentionFacts, attention_facts
 from wvprobe.adapters.effective import effective_embedding
+from wvprobe.adapters.gradients import gradients
 from wvprobe.adapters.hooks import (
     Raw,
     changing,
@@ -36,6 +38,7 @@ from wvprobe.adapters.parts import (
     outside_parts,
 )
 from wvprobe.adapters.rotation import fresh_rotation, length_regime, rotary
+from wvprobe.adapters.settings import hooked, run_settings
 from wvprobe.adapters.sites import PAIR_SITES, SITES, Recipe, layers_of, recipe
 from wvprobe.adapters.skeleton import Skeleton
 from wvprobe.adapters.structure import Architecture, architecture, embedding_table
@@ -67,12 +70,15 @@ __all__ = [
     "PER_LAYER",
     "SITES",
     "Architecture",
+    "AttentionCall",
     "AttentionFacts",
     "Latent",
     "LayerWeights",
     "Norm",
     "Raw",
     "Recipe",
+    "Rewrite",
+    "Rewritten",
     "Skeleton",
     "TransformerBridge",
     "Unembedding",
@@ -90,11 +96,13 @@ __all__ = [
     "embedding_table",
     "final_norm",
     "fresh_rotation",
+    "gradients",
     "head_parts",
     "layer_fact_parts",
     "layer_weight_parts",
     "outside_parts",
     "hook_point",
+    "hooked",
     "layer_weights",
     "layers_of",
     "length_regime",
@@ -111,7 +119,9 @@ __all__ = [
     "reinitialised",
     "require_head",
     "rotary",
+    "rewriting",
     "rounded",
+    "run_settings",
     "run_backbone",
     "score_scale",
     "shaped",

@@ -10,6 +10,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._progress import progress
 from wvprobe._validate import length, message, one_of
+from wvprobe.activations import StoredActivations
 from wvprobe.contextual_drift._baseline import RandomTokenDraw, RandomTokens, mean_cosine
 from wvprobe.contextual_drift._corrections import CORRECTIONS, Correction, fit_correction
 from wvprobe.contextual_drift._kept import Kept
@@ -36,6 +37,7 @@ def drift(
     prepend_bos: bool | None = None,
     max_occurrences: int = 2000,
     seed: int = 0,
+    store: StoredActivations | None = None,
 ) -> DriftResult:
     """Measure, by word and stream, how the vectors of a word's occurrences part ways.
 
@@ -64,19 +66,25 @@ def drift(
         prepend_bos: as in the bridge's ``to_tokens``; None for its default.
         max_occurrences: of a word with more, a random choice of so many is measured.
         seed: seed of random tokens, choices, shuffles and bootstraps.
+        store: the sentences' streams on disk, in place of forwards: ``capture(model, sentences,
+            "stream", out=folder)``, all positions and layers; it may hold more sentences. Numbers
+            differ from those without it by rounding, since batches do.
 
     Returns:
         Measures [word, layer]; 24 to 34 of them, see :class:`DriftResult`.
 
     Raises:
         InputError: an argument cannot be used, there are fewer than two sentences, or fewer than
-            four occurrences.
+            four occurrences; the store lacks a sentence, a position or a stream, or was captured
+            with another model or prepend_bos.
         WordError: a marked word has no tokens of its own.
     """
     if correction is not None:
         one_of("correction", correction, CORRECTIONS)
     reader = Reader.of(model, position, pool, prepend_bos)
     data = load_senses() if dataset is None else dataset
+    if store is not None:
+        reader = reader.from_store(store, [item.sentence for item in data.items])
     generator = torch.Generator().manual_seed(seed)
     groups = _words(data, length("max_occurrences", max_occurrences), generator)
     draw = RandomTokenDraw(reader, data.items, generator)
@@ -93,6 +101,7 @@ def drift(
         "prepend_bos": prepend_bos,
         "max_occurrences": max_occurrences,
         "shuffles": SHUFFLES,
+        "store": None if store is None else store.store.manifest.identity,
     }
     return run.result(adapters.provenance(model, seed=seed, **settings), correction, seed)
 

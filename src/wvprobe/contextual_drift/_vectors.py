@@ -5,7 +5,7 @@ once, so that memory holds one chunk of sentences beside what is kept of each.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +15,12 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._sinks import sinks_among, special_tokens
 from wvprobe._validate import message, one_of
-from wvprobe.activations import read_sites
+from wvprobe.activations import StoredActivations, checked_pool, read_sites
 from wvprobe.datasets import SenseItem
 from wvprobe.errors import InputError
 from wvprobe.words import Encoding, encode, word_at
 
 POSITIONS = ("target", "last_token")
-POOLS = ("last", "first", "mean")
 # Streams of all positions that are held at once.
 _CHUNK_BYTES = 96 << 20
 
@@ -40,6 +39,13 @@ class Chunk(NamedTuple):
     own: Bool[Tensor, "sentence pos"]
 
 
+class Stored(NamedTuple):
+    """Streams of texts on disk, and the place of each text there."""
+
+    activations: StoredActivations
+    places: dict[str, int]
+
+
 @dataclass(frozen=True)
 class Reader:
     """How vectors are read: of which model, at which token, from one or several tokens."""
@@ -48,14 +54,25 @@ class Reader:
     position: str
     pool: str
     prepend_bos: bool | None
+    store: Stored | None = None
 
     @classmethod
     def of(cls, model: Any, position: str, pool: str | None, prepend_bos: bool | None) -> "Reader":
         """Check the arguments; pool None is the last token of a decoder, the mean of an encoder."""
         one_of("position", position, POSITIONS)
-        default = "last" if adapters.architecture(model).causal else "mean"
-        pool = default if pool is None else one_of("pool", pool, POOLS)
+        pool = checked_pool(adapters.architecture(model), pool)
         return cls(model, position, pool, prepend_bos)
+
+    def from_store(self, store: StoredActivations, texts: Sequence[str]) -> "Reader":
+        """Return a reader that takes the streams of texts from a store.
+
+        Raises:
+            InputError: the store lacks a text, a stream, or was captured with another model.
+        """
+        store.require(self.model, ["stream"], self.prepend_bos)
+        every = list(dict.fromkeys(texts))
+        places = store.places(every, None).tolist()
+        return replace(self, store=Stored(store, dict(zip(every, places, strict=True))))
 
     @property
     def streams(self) -> int:
@@ -84,17 +101,24 @@ class Reader:
 
     def _read(self, rows: list[int], encodings: Sequence[Encoding]) -> Chunk:
         texts = [encodings[row].text for row in rows]
-        seen = read_sites(self.model, texts, "stream", prepend_bos=self.prepend_bos)
-        x = seen["stream"].float()
+        x = self._streams(texts, max(len(encodings[row].ids) for row in rows)).float()
         own = torch.zeros(x.shape[:2], dtype=torch.bool)
         norms = x.norm(dim=-1)
-        for number, (ids, added) in enumerate(zip(seen.tokens, seen.special, strict=True)):
-            special = special_tokens(self.model, ids, added)
-            of_tokens = norms[number, : len(ids)].T
-            own[number, : len(ids)] = ~sinks_among(special, of_tokens).any(dim=0)
+        for number, row in enumerate(rows):
+            size = len(encodings[row].ids)
+            special = special_tokens(self.model, encodings[row].ids, encodings[row].special)
+            own[number, :size] = ~sinks_among(special, norms[number, :size].T).any(dim=0)
         if not bool(norms.isfinite().all()):
             raise InputError(message("model", "one whose streams are finite", "NaN or infinity"))
         return Chunk(rows, x, own)
+
+    def _streams(
+        self, texts: list[str], longest: int
+    ) -> Float[Tensor, "sentence pos layer d_model"]:
+        if self.store is None:
+            return read_sites(self.model, texts, "stream", prepend_bos=self.prepend_bos)["stream"]
+        places = torch.tensor([self.store.places[text] for text in texts])
+        return self.store.activations["stream"].read(places, longest=longest)
 
     def vector(
         self, x: Float[Tensor, "pos layer d_model"], own: Tensor, at: tuple[int, ...]

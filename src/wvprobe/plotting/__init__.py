@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from wvprobe._types import Result
-from wvprobe.activations import Activations
+from wvprobe.activations import Activations, StoredActivations
 from wvprobe.attention_clock import AttentionTimes
 from wvprobe.auditing import AuditResult
 from wvprobe.behaviour import AgreementResult, BehaviourResult, DependencyResult
@@ -25,6 +25,15 @@ from wvprobe.contextual_drift import (
     ScoreDrift,
 )
 from wvprobe.copying import CopyingResult
+from wvprobe.counterfactual import (
+    BiasResult,
+    HeadRanks,
+    InteractionResult,
+    RepeatedResult,
+    ResizeResult,
+    SequentialResult,
+    ShareResult,
+)
 from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
 from wvprobe.exchanges import ExchangeResult
@@ -36,6 +45,7 @@ from wvprobe.offsets import OffsetResult
 from wvprobe.pair_variance import VarianceResult
 from wvprobe.plotting import (
     _behaviour,
+    _biases,
     _budget,
     _composition,
     _contexts,
@@ -47,6 +57,8 @@ from wvprobe.plotting import (
     _models,
     _payload,
     _probes,
+    _resizing,
+    _sequences,
     _spectra,
     _variance,
     _vocabulary,
@@ -64,11 +76,13 @@ from wvprobe.word_pairs import PairScores
 
 _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     Activations: _models.activations,
+    StoredActivations: _models.activations,
     AgreementResult: _behaviour.agreement,
     Alternatives: _budget.alternatives,
     AttentionTimes: _budget.attention_times,
     AuditResult: _models.audit,
     BehaviourResult: _behaviour.behaviour,
+    BiasResult: _biases.biases,
     CausalCheckResult: _ledgers.causal_check,
     CompositionResult: _composition.composition,
     ContextResult: _ledgers.context_shares,
@@ -82,10 +96,12 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     ExchangeResult: _exchange.exchange,
     FlowResult: _flow.flow,
     GrowthResult: _drift.growth,
+    HeadRanks: _resizing.head_ranks,
     HeadScaling: _budget.scaling,
     HeldOutSenses: _drift.held_out,
     InfluenceResult: _contexts.influence,
     InputResult: _spectra.inputs,
+    InteractionResult: _sequences.interactions,
     KnownArchitectures: _budget.architectures,
     LabourResult: _payload.labour,
     LayerSimilarity: _drift.layers,
@@ -98,9 +114,13 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PayloadMap: _payload.payload_map,
     PayloadResult: _payload.payload,
     ProbeResult: _probes.probes,
+    RepeatedResult: _sequences.repeated,
+    ResizeResult: _resizing.resized,
     ScoreDrift: _drift.score_drift,
     SenseLayers: _contexts.sense_layers,
     SenseMap: _contexts.sense_map,
+    SequentialResult: _sequences.sequential,
+    ShareResult: _resizing.shared,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,

@@ -37,36 +37,33 @@ def sense_map(result: SenseMap) -> go.Figure:
 
 def sense_layers(result: SenseLayers) -> go.Figure:
     """Occurrences on a plane, a colour a sense; a slider goes through the streams."""
-    senses = list(dict.fromkeys(result.senses))
-    frames = [
-        go.Frame(
-            name=str(layer),
-            data=[_cloud(result, layer, sense) for sense in senses],
-            layout={"title": {"text": _layer_title(result, layer)}},
-        )
-        for layer in range(len(result.points))
-    ]
-    start = len(frames) // 2
-    drawn = go.Figure(data=frames[start].data, frames=frames)
-    still = {"frame": {"duration": 0, "redraw": True}, "mode": "immediate"}
+    senses, layers = list(dict.fromkeys(result.senses)), range(len(result.points))
+    start = len(layers) // 2
+    # All streams are there and one is shown: an animation's frames would play by themselves.
+    drawn = go.Figure(
+        [
+            _cloud(result, layer, sense).update(visible=layer == start)
+            for layer in layers
+            for sense in senses
+        ]
+    )
     steps = [
-        {"args": [[frame.name], still], "label": frame.name, "method": "animate"}
-        for frame in frames
+        {
+            "args": [
+                {"visible": [layer == shown for layer in layers for _ in senses]},
+                {"title.text": _layer_title(result, shown)},
+            ],
+            "label": str(shown),
+            "method": "update",
+        }
+        for shown in layers
     ]
     reach = 1.05 * float(result.points.abs().max())
     drawn.update_yaxes(range=[-reach, reach], scaleanchor="x", scaleratio=1)
     drawn.update_xaxes(range=[-reach, reach])
+    slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "stream "}}
     return drawn.update_layout(
-        title_text=_layer_title(result, start),
-        height=620,
-        sliders=[
-            {
-                "active": start,
-                "steps": steps,
-                "currentvalue": {"prefix": "stream "},
-                "pad": {"t": 40},
-            }
-        ],
+        title_text=_layer_title(result, start), height=620, sliders=[{**slider, "pad": {"t": 40}}]
     )
 
 

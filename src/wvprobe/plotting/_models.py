@@ -47,14 +47,12 @@ def activations(result: Activations) -> go.Figure:
             continue
         layers = result.layers[site]
         at = result.axes(site).index("layer")
-        norms = value.float().flatten(at + 1).norm(dim=-1)
-        if result.mask is not None:
-            mean = norms.sum(dim=(0, 1)) / result.mask.sum()
-        else:
-            mean = norms.mean(dim=0)
-        drawn.add_trace(
-            go.Scatter(x=list(layers), y=mean.tolist(), name=site, mode="lines+markers")
-        )
+        means = []
+        for row in range(len(layers)):  # one by one, since they may lie on disk
+            norms = value[(slice(None),) * at + (row,)].float().flatten(at).norm(dim=-1)
+            count = norms.numel() if result.mask is None else result.mask.sum()
+            means.append(float(norms.sum() / count))
+        drawn.add_trace(go.Scatter(x=list(layers), y=means, name=site, mode="lines+markers"))
     if not drawn.data:
         raise InputError("pattern and scores have no vector lengths to draw; use .to_frame().")
     return drawn.update_layout(

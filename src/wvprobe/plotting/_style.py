@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 # Told apart with any of the three kinds of colour blindness, and 3 : 1 or more against white.
 INK, ACCENT, MUTED, BAD = "#1f2933", "#1f5fa8", "#7b8794", "#b3261e"
@@ -25,6 +28,8 @@ MARKS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 VEIL, _DARK_VEIL = "rgba(255,255,255,0.7)", "rgba(18,24,31,0.7)"
 _LINES, _DARK_LINES = "#e4e7eb", "#33414e"
 STREAM_AXIS = "stream (0: embedding)"
+# Of a longer text, a map shows tiles: a cell a pair would be megabytes.
+_MOST_TOKENS = 200
 # Room above a plot for a title of two lines; figures with titled panels ask for more.
 TOP, TOP_WITH_PANELS = 85, 130
 
@@ -41,6 +46,22 @@ def dressed(drawn: go.Figure) -> go.Figure:
         title_pad={"t": 22},
         title_font={"size": 16},
     )
+
+
+def tiled(
+    values: Float[Tensor, "query key"], names: Sequence[str]
+) -> tuple[list[list[float]], list[str], str]:
+    """Return a map of tokens that a page can hold: of long texts the largest value of each tile.
+
+    Returns:
+        the values, what the rows and columns are called, and a note for the map's title ("" where
+        every pair of tokens has a cell of its own).
+    """
+    size = -(-len(names) // _MOST_TOKENS)
+    if size == 1:
+        return values.tolist(), list(names), ""
+    tiles = torch.nn.functional.max_pool2d(values[None].float(), size, ceil_mode=True)[0]
+    return tiles.tolist(), list(names[::size]), f" (largest of {size} × {size} tokens)"
 
 
 def waterfall(names: Sequence[str], values: Sequence[float], form: str, total: str) -> go.Waterfall:
@@ -95,7 +116,8 @@ def _template(name: str, ink: str, lines: str) -> dict[str, Any]:
 
     axis = {"gridcolor": lines, "linecolor": lines, "zerolinecolor": lines, "automargin": True}
     template = go.layout.Template(plotly.io.templates[name])
-    template.layout.update(
+    layout: Any = template.layout
+    layout.update(
         font_color=ink,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

@@ -1,6 +1,5 @@
 """What `fit_probes` is given, checked."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,19 +10,26 @@ from torch import Tensor
 from wvprobe._validate import length, message, one_of
 from wvprobe.errors import InputError, ShapeError
 from wvprobe.probes.fitting import GRIDS
+from wvprobe.probes.sources import Sites, as_sites
 
 # Below this a gradient cannot be resolved in float32.
 _FLOAT32_TOLERANCE = 1e-6
+_NUMBERS = 2**23  # that are looked at at a time
+
+
+def checked_sites(X: Any) -> Sites:
+    """Return what features `X` holds, in memory or on disk."""
+    if isinstance(X, Tensor) and (not X.is_floating_point() or X.dim() < 2 or 0 in X.shape):
+        got = f"shape {list(X.shape)} of {X.dtype}"
+        raise ShapeError(message("X", "[item, site…, feature] of floating numbers", got))
+    return as_sites(X)
 
 
 def checked_axes(
-    X: Tensor, names: Sequence[str] | Mapping[str, Sequence[int | str]] | None
+    x: Sites, names: Sequence[str] | Mapping[str, Sequence[int | str]] | None
 ) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...]]:
     """Return the names of the site axes, and the labels of each one's places."""
-    if not X.is_floating_point() or X.dim() < 2 or 0 in X.shape:
-        got = f"shape {list(X.shape)} of {X.dtype}"
-        raise ShapeError(message("X", "[item, site…, feature] of floating numbers", got))
-    shape = tuple(X.shape[1:-1])
+    shape = x.shape
     if names is None:
         several = tuple(f"site_{axis}" for axis in range(len(shape)))
         names = ("site",) if len(shape) == 1 else several
@@ -38,20 +44,24 @@ def checked_axes(
 
 
 def check_finite(
-    X: Tensor, axes: tuple[str, ...], places: tuple[tuple[int | str, ...], ...]
+    x: Sites, axes: tuple[str, ...], places: tuple[tuple[int | str, ...], ...]
 ) -> None:
-    """Refuse NaN and infinity, naming the first site that has any."""
-    if math.isfinite(float(X.sum())):
-        return  # a sum is NaN or infinite where anything in it is
-    finite = X.isfinite()
-    if bool(finite.all()):
-        return
-    item, *site, feature = (~finite).nonzero()[0].tolist()
-    parts = zip(axes, places, site, strict=True)
-    named = ", ".join(f"{name} {labels[at]}" for name, labels, at in parts)
-    where = f"{named + ', ' if named else ''}item {item}, feature {feature}"
-    value = float(X[(item, *site, feature)])
-    raise InputError(message("X", "finite", f"{value} at {where}"))
+    """Refuse NaN and infinity, naming a site that has any."""
+    size = max(1, _NUMBERS // (x.n * x.width))
+    for start in range(0, x.count, size):
+        part = x.block(slice(start, min(start + size, x.count)))
+        if math.isfinite(float(part.sum())):
+            continue  # a sum is NaN or infinite where anything in it is
+        wrong = (~part.isfinite()).nonzero()
+        if not len(wrong):
+            continue
+        item, site, feature = wrong[0].tolist()
+        at = torch.unravel_index(torch.tensor(start + site), x.shape)
+        parts = zip(axes, places, at, strict=True)
+        named = ", ".join(f"{name} {labels[int(place)]}" for name, labels, place in parts)
+        where = f"{named + ', ' if named else ''}item {item}, feature {feature}"
+        value = float(part[item, site, feature])
+        raise InputError(message("X", "finite", f"{value} at {where}"))
 
 
 def checked_grid(
@@ -101,13 +111,7 @@ def share(name: str, value: float) -> float:
     return float(value)
 
 
-def dtype_for(x: Tensor, tolerance: float) -> torch.dtype:
+def dtype_for(x: Sites, tolerance: float) -> torch.dtype:
     """Return the precision of the computation."""
     precise = x.dtype == torch.float64 or tolerance < _FLOAT32_TOLERANCE
     return torch.float64 if precise else torch.float32
-
-
-def fingerprint(x: Tensor) -> str:
-    """Return what tells a tensor's numbers from others, for a provenance; nothing is copied."""
-    raw = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"sha256 {hashlib.sha256(raw.data).hexdigest()[:16]}"

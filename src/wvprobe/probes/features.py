@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from wvprobe.probes.sources import Sites
+
 # A variance of less than this share of the squared mean is computed again, mean first.
 _CANCELLED = 1e-2
 
@@ -63,13 +65,11 @@ class Frame(NamedTuple):
         return torch.cat([rest, last], dim=-1)
 
 
-def blocks_of(
-    x: Float[Tensor, "item site feature"], size: int, dtype: torch.dtype
-) -> Iterator[tuple[slice, Block]]:
+def blocks_of(x: Sites, size: int, dtype: torch.dtype) -> Iterator[tuple[slice, Block]]:
     """Yield the sites `size` at a time, each block in `dtype`."""
-    for start in range(0, x.shape[1], size):
-        sites = slice(start, min(start + size, x.shape[1]))
-        yield sites, block_of(x[:, sites], dtype)
+    for start in range(0, x.count, size):
+        sites = slice(start, min(start + size, x.count))
+        yield sites, block_of(x.block(sites), dtype)
 
 
 def block_of(x: Float[Tensor, "item site feature"], dtype: torch.dtype) -> Block:

@@ -1,6 +1,6 @@
 """Out-of-fold predictions of all sites, a block at a time; penalties chosen inside folds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from wvprobe._progress import progress
 from wvprobe.probes import closed_forms, logistic
 from wvprobe.probes.features import Block, Frame, blocks_of, frame_of, in_own_units, outputs
 from wvprobe.probes.folds import Plan
+from wvprobe.probes.sources import Sites
 
 METHODS = ("logistic", "least_squares", "lda", "mean_difference")
 # Methods whose outputs are log probabilities up to what classes share.
@@ -24,6 +25,8 @@ GRIDS = {
 }
 # Numbers that a block of sites holds at a time: few enough for a processor's cache to be of use.
 _NUMBERS = 2**24
+# Predictions that are scored together: few enough not to matter beside the features.
+TOGETHER = 2**23
 # What only ranks penalties need not be solved as far as what is reported.
 _LOOSER = 10.0
 
@@ -74,7 +77,7 @@ class Outcome(NamedTuple):
 
 
 def out_of_fold(
-    x: Float[Tensor, "item site feature"],
+    x: Sites,
     y: Int[Tensor, " item"],
     n_classes: int,
     plan: Plan,
@@ -82,8 +85,10 @@ def out_of_fold(
     *,
     folds: Sequence[int] | None = None,
     coefficients: bool = False,
-) -> Outcome:
-    """Fit every site in every fold; return what is said of the items that a fold holds out.
+) -> Iterator[tuple[slice, Outcome]]:
+    """Fit every site in every fold; yield what is said of the items that a fold holds out.
+
+    Sites come in their order, some at a time: what is said of all of them may be too much to hold.
 
     Args:
         x: features, shared by all folds.
@@ -97,18 +102,25 @@ def out_of_fold(
     chosen = tuple(range(plan.n_folds)) if folds is None else tuple(folds)
     size = settings.block or _sites_at_once(x, n_classes, plan, len(chosen), settings)
     parts: list[Outcome] = []
-    with progress(x.shape[1], "Fitting probes", settings.show) as advance:
+    start = 0
+    with progress(x.count, "Fitting probes", settings.show) as advance:
         for sites, block in blocks_of(x, size, settings.dtype):
             parts.append(_block(block, y, n_classes, plan, settings, chosen, coefficients))
             advance(sites.stop - sites.start)
-    joined = (
-        None if columns[0] is None else torch.cat(columns) for columns in zip(*parts, strict=True)
-    )
-    return Outcome(*joined)  # pyright: ignore[reportArgumentType]
+            if sites.stop == x.count or (sites.stop - start) * x.n >= TOGETHER:
+                yield slice(start, sites.stop), joined(parts)
+                parts, start = [], sites.stop
 
 
-def _sites_at_once(x: Tensor, n_classes: int, plan: Plan, folds: int, settings: Settings) -> int:
-    n, _, width = x.shape
+def joined(parts: Sequence[Outcome]) -> Outcome:
+    """Return what was said of neighbouring sites as one."""
+    columns = zip(*parts, strict=True)
+    every = (None if column[0] is None else torch.cat(column) for column in columns)
+    return Outcome(*every)  # pyright: ignore[reportArgumentType]
+
+
+def _sites_at_once(x: Sites, n_classes: int, plan: Plan, folds: int, settings: Settings) -> int:
+    n, width = x.n, x.width
     rows = 1 if n_classes == 2 else n_classes
     outputs_at_once = rows * folds
     if settings.method == "logistic" and len(settings.grid) > 1:

@@ -4,6 +4,7 @@ Voita & Titov 2020, Information-Theoretic Probing with Minimum Description Lengt
 first t₁ labels are sent at log₂ K bits, then each block by a probe trained on all blocks before it.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from wvprobe._progress import progress
 from wvprobe.probes import closed_forms, logistic
 from wvprobe.probes.features import Block, Frame, blocks_of, frame_of, outputs
-from wvprobe.probes.fitting import Settings, all_rows
+from wvprobe.probes.fitting import TOGETHER, Settings, all_rows
+from wvprobe.probes.sources import Sites
 
 FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 _NUMBERS = 2**24
@@ -43,37 +45,43 @@ def order_of(groups: Int[Tensor, " item"], n_groups: int, seed: int) -> Order:
 
 
 def code_lengths(
-    x: Float[Tensor, "item site feature"],
+    x: Sites,
     y: Int[Tensor, " item"],
     n_classes: int,
     order: Order,
     settings: Settings,
-) -> Float[Tensor, "site item"]:
-    """Return the bits that each item's label costs at each site; their sum is L.
+) -> Iterator[Float[Tensor, "site item"]]:
+    """Yield the bits that each item's label costs at each site, some sites at a time.
+
+    Their sum over items is L.
 
     A probe trained on t labels predicts with (t p + ½) / (t + K/2): for a probe that knows nothing
     this is Krichevsky & Trofimov's estimator (1981), and a class not yet seen has a finite length.
     Where there are several penalties, a block is sent with that which would have sent the blocks
     before it in fewest bits (Dawid 1984); the first with the strongest.
     """
-    lengths = torch.empty(x.shape[1], len(y), device=y.device)
-    lengths[:, order.items[: order.ends[0]]] = torch.log2(torch.tensor(float(n_classes)))
-    n, width = len(y), x.shape[2]
+    n, width = len(y), x.width
+    parts: list[Tensor] = []
     numbers = n * (3 * n_classes * len(settings.grid) + 2 * (width + 1)) + 4 * width**2
     size = settings.block or max(1, _NUMBERS // numbers)
     labels = y[order.items]
-    with progress(x.shape[1], "Online code", settings.show) as advance:
+    with progress(x.count, "Online code", settings.show) as advance:
         for sites, whole in blocks_of(x, size, settings.dtype):
             block = whole.at(order.items)
+            lengths = torch.empty(len(block.z), n, device=y.device)
+            lengths[:, order.items[: order.ends[0]]] = torch.log2(torch.tensor(float(n_classes)))
             spent = block.z.new_zeros(len(block.z), len(settings.grid), dtype=torch.float64)
             for start, end in zip(order.ends, order.ends[1:], strict=False):
                 bits = _block(block, labels, n_classes, start, end, settings)
                 best = spent.argmin(dim=1) if start > order.ends[0] else _strongest(spent, settings)
                 rows = torch.arange(len(best), device=best.device)
-                lengths[sites, order.items[start:end]] = bits[rows, best].to(lengths)
+                lengths[:, order.items[start:end]] = bits[rows, best].to(lengths)
                 spent += bits.sum(dim=-1)
+            parts.append(lengths)
             advance(sites.stop - sites.start)
-    return lengths
+            if sites.stop == x.count or sum(map(len, parts)) * n >= TOGETHER:
+                yield torch.cat(parts)
+                parts = []
 
 
 def _strongest(spent: Tensor, settings: Settings) -> Tensor:

@@ -10,6 +10,7 @@ from wvprobe._progress import progress
 from wvprobe._validate import message, one_of
 from wvprobe.errors import InputError
 from wvprobe.probes.features import blocks_of
+from wvprobe.probes.sources import Sites
 
 PERMUTE = ("auto", "items", "groups", "within_groups")
 # Directions with less of the largest variance, features scaled to variance 1, are rounding.
@@ -89,19 +90,21 @@ def shuffled(
     generator = torch.Generator().manual_seed(seed)
     # Sorting by stratum, then at random, lists each stratum's units in random order.
     ordered = torch.argsort(stratum, stable=True)
-    rows = [labels]
-    for _ in range(n):
+    # So many labellings of so many items want no more than a byte for a class.
+    kind = torch.int8 if int(y.max()) < 128 else torch.int32
+    found = torch.empty(n + 1, len(y), dtype=kind, device=y.device)
+    found[0] = labels[unit_of]
+    for row in range(n):
         keys = torch.rand(count, generator=generator, dtype=torch.float64).to(y.device)
         by_key = torch.argsort(keys)
         drawn = by_key[torch.argsort(stratum[by_key], stable=True)]
         moved = torch.empty_like(labels)
         moved[ordered] = labels[drawn]
-        rows.append(moved)
-    found = torch.stack(rows)
-    if n and bool((found == labels).all()):
+        found[row + 1] = moved[unit_of]
+    if n and bool((found[1:] == found[0]).all()):
         hint = "Every stratum (or group) has one class: no label can change places."
         raise InputError(message("strata", "such that labels can be permuted", unit, hint))
-    return Shuffles(found[:, unit_of], unit)
+    return Shuffles(found, unit)
 
 
 def _check(unit: str, grouped: bool, constant: bool) -> None:
@@ -118,7 +121,7 @@ def _check(unit: str, grouped: bool, constant: bool) -> None:
 
 
 def pillai_test(
-    x: Float[Tensor, "item site feature"],
+    x: Sites,
     shuffles: Shuffles,
     n_classes: int,
     dtype: torch.dtype,
@@ -136,8 +139,8 @@ def pillai_test(
     """
     labellings, n = shuffles.y.shape
     traces = []
-    size = block or max(1, _NUMBERS // (4 * n * x.shape[2]))
-    with progress(x.shape[1], "Permutations", show) as advance:
+    size = block or max(1, _NUMBERS // (4 * n * x.width))
+    with progress(x.count, "Permutations", show) as advance:
         for sites, part in blocks_of(x, size, dtype):
             bases = _bases(part.features)
             traces.append(_traces(bases, shuffles.y, n_classes))
@@ -171,7 +174,7 @@ def _traces(
     rows = bases.flatten(0, 1)
     found = []
     for start in range(0, count, at_once):
-        some = labels[start : start + at_once]
+        some = labels[start : start + at_once].long()
         # Rows of a basis sum to 0, so the last class's sum is known from the others'.
         onehot = bases.new_zeros(len(some), n_classes, n)
         onehot.scatter_(1, some[:, None], 1.0)

@@ -20,20 +20,22 @@ from wvprobe.probes.arguments import (
     check_finite,
     checked_axes,
     checked_grid,
+    checked_sites,
     dtype_for,
-    fingerprint,
     share,
 )
-from wvprobe.probes.fitting import METHODS, PROBABILISTIC, Outcome, Settings
+from wvprobe.probes.fitting import METHODS, PROBABILISTIC, Settings
 from wvprobe.probes.folds import Labels, Plan, labels_of, numbers_of, plan_folds
 from wvprobe.probes.reference_scores import Against, Held, check_reference, hold_against, majority
 from wvprobe.probes.results import ProbeResult
+from wvprobe.probes.sources import Sites, fingerprint
+from wvprobe.store import StoredSite
 
 _MAJORITY = "majority"
 
 
 def fit_probes(
-    X: Float[Tensor, "item *site feature"],
+    X: Float[Tensor, "item *site feature"] | StoredSite | Sites,
     y: Sequence[Any] | Tensor | Any,
     *,
     groups: Sequence[Any] | Tensor | Any | None = None,
@@ -74,7 +76,9 @@ def fit_probes(
     Float64 is used where X is float64 or `tolerance` is below 1e-6, else float32.
 
     Args:
-        X: features, any number of site axes (layer, head, …).
+        X: features, any number of site axes (layer, head, …): a tensor, or a site of stored
+            activations (``open_store(folder)["v"]``), of which some sites are read at a time.
+            Memory then does not grow with layers and heads; the results are the same.
         y: one int or string an item.
         groups: ints or strings, one an item; None: each item for itself.
         folds: how many folds, at least 2.
@@ -117,18 +121,18 @@ def fit_probes(
     Returns:
         Scores with 95 % intervals: bootstrap over groups, 1,000 draws, the probes not fitted anew.
     """
-    axes, places = checked_axes(X, site_axes)
+    x = checked_sites(X)
+    axes, places = checked_axes(x, _named(X) if site_axes is None else site_axes)
     method = one_of("method", method, METHODS)
     one_of("score", score, scores.SCORES)
     if score == "cross_entropy" and method not in PROBABILISTIC:
         raise InputError(message("score", "one that needs no probabilities", score))
     grid = checked_grid(method, penalty, penalties)
-    check_finite(X, axes, places)
-    x = X.detach().flatten(1, -2) if X.dim() > 2 else X.detach()[:, None]
-    labels = labels_of("y", y, len(x))
+    check_finite(x, axes, places)
+    labels = labels_of("y", y, x.n)
     inner = length("inner_folds", inner_folds) if len(grid) > 1 else 0
     at_least_two(folds=folds, inner_folds=inner_folds)
-    plan = plan_folds(labels, numbers_of("groups", groups, len(x)), folds, inner, seed).on(x.device)
+    plan = plan_folds(labels, numbers_of("groups", groups, x.n), folds, inner, seed).on(x.device)
     labels = Labels(labels.classes, labels.y.to(x.device))
     settings = Settings(
         method,
@@ -143,28 +147,27 @@ def fit_probes(
     others = dict(references or {})
     if _MAJORITY in others:
         raise InputError(message("references", f"without the name {_MAJORITY!r}", _MAJORITY))
-    shape, n_classes = tuple(X.shape[1:-1]), len(labels.classes)
+    shape, n_classes = x.shape, len(labels.classes)
     for name, reference in others.items():
-        check_reference(name, reference, len(x), shape)
+        check_reference(name, reference, x.n, shape)
     tests = _permutations(x, labels, plan, settings, n_permutations, permute, strata, seed)
     bootstrap = scores.Bootstrap(plan.groups, plan.n_groups, seed)
-    outcome = fitting.out_of_fold(x, labels.y, n_classes, plan, settings, coefficients=coefficients)
-    _warn_unconverged(outcome, settings)
-    found = scores.scored(scores.SCORES, outcome, labels.y, n_classes, bootstrap)
+    fitted = _fitted(x, labels, plan, settings, bootstrap, coefficients, predictions)
+    _warn_unconverged(fitted.gradient, settings)
+    found = dict(fitted.scores)
     if description_length and method in PROBABILISTIC:
         found |= _online(x, labels, plan, settings, bootstrap, seed)
-    against = Held(x, shape, labels, plan, settings, bootstrap, score, found[score], seed)
+    against = Held(x, labels, plan, settings, bootstrap, score, found[score], seed)
     held = {name: hold_against(name, reference, against) for name, reference in others.items()}
     held[_MAJORITY] = majority(against)
-    confused = scores.confusion(outcome.predicted, labels.y, n_classes)
     return ProbeResult(
         provenance=Provenance.of(
             "tensors",
             "",
             seed=seed,
-            features=fingerprint(X),
+            features=x.fingerprint(),
             labels=fingerprint(labels.y),
-            shape=list(X.shape),
+            shape=[x.n, *shape, x.width],
             dtype=str(settings.dtype),
             folds=folds,
             method=method,
@@ -187,10 +190,10 @@ def fit_probes(
         p=_shaped(tests.p, shape),
         q=None if tests.p is None else benjamini_hochberg(tests.p).reshape(shape),
         p_family=_shaped(tests.p_family, shape),
-        gradient=outcome.gradient.amax(dim=1).reshape(shape),
-        converged=(outcome.gradient.amax(dim=1) <= settings.tolerance).reshape(shape),
-        penalties=outcome.penalty.reshape(*shape, folds),
-        confusion=confused.reshape(*shape, n_classes, n_classes),
+        gradient=fitted.gradient.reshape(shape),
+        converged=(fitted.gradient <= settings.tolerance).reshape(shape),
+        penalties=fitted.penalty.reshape(*shape, folds),
+        confusion=fitted.confusion.reshape(*shape, n_classes, n_classes),
         classes=labels.classes,
         class_counts=tuple(torch.bincount(labels.y).tolist()),
         fold=plan.fold,
@@ -198,10 +201,63 @@ def fit_probes(
         site_axes=axes,
         site_labels=places,
         method=method,
-        predictions=outcome.predicted.T.reshape(len(x), *shape) if predictions else None,
-        coefficients=_shaped(outcome.weights, shape, keep=3),
-        intercepts=_shaped(outcome.intercepts, shape, keep=2),
+        predictions=None if fitted.said is None else fitted.said.T.reshape(x.n, *shape),
+        coefficients=_shaped(fitted.weights, shape, keep=3),
+        intercepts=_shaped(fitted.intercepts, shape, keep=2),
     )
+
+
+def _named(X: Any) -> dict[str, tuple[int, ...]] | None:
+    """Return the names of a stored site's axes, and the labels of their places."""
+    if not isinstance(X, StoredSite):
+        return None
+    heads = {axis: tuple(range(n)) for axis, n in zip(X.axes, X.shape, strict=True)}
+    return {axis: X.layers if axis == "layer" else heads[axis] for axis in X.axes[1:-1]}
+
+
+class _Fitted(NamedTuple):
+    """What is kept of all sites' probes."""
+
+    scores: Mapping[str, scores.Sampled]
+    gradient: Tensor
+    penalty: Tensor
+    confusion: Tensor
+    said: Tensor | None
+    weights: Tensor | None
+    intercepts: Tensor | None
+
+
+def _fitted(
+    x: Sites,
+    labels: Labels,
+    plan: Plan,
+    settings: Settings,
+    bootstrap: scores.Bootstrap,
+    coefficients: bool,
+    predictions: bool,
+) -> _Fitted:
+    """Fit and score all sites, some at a time, so that predictions need not be held."""
+    n_classes = len(labels.classes)
+    parts: list[_Fitted] = []
+    for _, one in fitting.out_of_fold(
+        x, labels.y, n_classes, plan, settings, coefficients=coefficients
+    ):
+        parts.append(
+            _Fitted(
+                scores.scored(scores.SCORES, one, labels.y, n_classes, bootstrap),
+                one.gradient.amax(dim=1),
+                one.penalty,
+                scores.confusion(one.predicted, labels.y, n_classes),
+                one.predicted if predictions else None,
+                one.weights,
+                one.intercepts,
+            )
+        )
+    sampled = {
+        name: scores.Sampled.joined([part.scores[name] for part in parts]) for name in scores.SCORES
+    }
+    columns = list(zip(*parts, strict=True))[1:]
+    return _Fitted(sampled, *(None if c[0] is None else torch.cat(c) for c in columns))  # pyright: ignore[reportArgumentType]
 
 
 def _of_scores(
@@ -240,7 +296,7 @@ class _Tests(NamedTuple):
 
 
 def _permutations(
-    x: Tensor,
+    x: Sites,
     labels: Labels,
     plan: Plan,
     settings: Settings,
@@ -252,7 +308,7 @@ def _permutations(
     one_of("permute", permute, permutation.PERMUTE)
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise InputError(message("n_permutations", "an int of 0 or more", n))
-    within = None if strata is None else numbers_of("strata", strata, len(x)).to(x.device)
+    within = None if strata is None else numbers_of("strata", strata, x.n).to(x.device)
     if n == 0:
         return _Tests()
     shuffles = permutation.shuffled(labels.y, plan.groups, plan.grouped, within, permute, n, seed)
@@ -268,7 +324,7 @@ def _permutations(
 
 
 def _online(
-    x: Tensor,
+    x: Sites,
     labels: Labels,
     plan: Plan,
     settings: Settings,
@@ -276,11 +332,11 @@ def _online(
     seed: int,
 ) -> dict[str, scores.Sampled]:
     """Return L in bits and n log₂ K / L."""
-    n, n_classes = len(x), len(labels.classes)
+    n, n_classes = x.n, len(labels.classes)
     order = online.order_of(plan.groups, plan.n_groups, seed)
-    bits = online.code_lengths(x, labels.y, n_classes, order, settings)
-    ones = torch.ones(n, 1, device=x.device)
-    lengths = bootstrap.sums(bits.T) / bootstrap.sums(ones) * n
+    parts = online.code_lengths(x, labels.y, n_classes, order, settings)
+    items = bootstrap.sums(torch.ones(n, 1, device=x.device))
+    lengths = torch.cat([bootstrap.sums(bits.T) / items * n for bits in parts], dim=1)
     compression = n * math.log2(n_classes) / lengths
     return {
         "description_length": scores.Sampled(lengths[0], lengths[1:]),
@@ -295,11 +351,11 @@ def _shaped(values: Tensor | None, shape: tuple[int, ...], *, keep: int = 0) -> 
     return values.reshape((*shape, *values.shape[values.dim() - keep :]))
 
 
-def _warn_unconverged(outcome: Outcome, settings: Settings) -> None:
-    left = int((outcome.gradient.amax(dim=1) > settings.tolerance).sum())
+def _warn_unconverged(gradient: Tensor, settings: Settings) -> None:
+    left = int((gradient > settings.tolerance).sum())
     if left:
         warnings.warn(
-            f"{left} of {len(outcome.gradient)} sites have a fold whose gradient stayed above "
+            f"{left} of {len(gradient)} sites have a fold whose gradient stayed above "
             f"{settings.tolerance:g} (column `converged`): allow more `most_iterations`, or a "
             "stronger penalty.",
             stacklevel=3,

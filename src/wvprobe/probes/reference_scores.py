@@ -1,6 +1,5 @@
 """Scores of references, and a site's excess over them: same folds, same items, same resamples."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from torch import Tensor
 from wvprobe._progress import progress
 from wvprobe._validate import length, message
 from wvprobe.errors import InputError, ShapeError
-from wvprobe.probes.fitting import Outcome, Settings, out_of_fold
+from wvprobe.probes.fitting import PROBABILISTIC, TOGETHER, Outcome, Settings, out_of_fold
 from wvprobe.probes.folds import Labels, Plan, check_training, labels_of
 from wvprobe.probes.references import FeatureDraws, FoldFeatures, OtherLabels
 from wvprobe.probes.scores import (
@@ -21,6 +20,8 @@ from wvprobe.probes.scores import (
     against_overlap,
     scored,
 )
+from wvprobe.probes.sources import Sites, as_sites
+from wvprobe.store import StoredSite
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class Held:
     """What is held against references.
 
     Attributes:
-        x: [item, site, feature].
-        shape: lengths of the site axes.
+        x: the features.
         labels: of the items.
         plan: the folds.
         settings: of the probes.
@@ -39,8 +39,7 @@ class Held:
         seed: of what is drawn besides.
     """
 
-    x: Tensor
-    shape: tuple[int, ...]
+    x: Sites
     labels: Labels
     plan: Plan
     settings: Settings
@@ -95,7 +94,7 @@ def check_reference(name: str, reference: Any, n: int, shape: tuple[int, ...]) -
         InputError: it is none of the kinds known.
         ShapeError: features have other items or axes than X.
     """
-    if isinstance(reference, Tensor):
+    if isinstance(reference, Tensor | StoredSite | Sites):
         _check_shape(name, reference, n, shape)
     elif not isinstance(reference, (FoldFeatures, OtherLabels)):
         if not callable(getattr(reference, "make", reference)) or not hasattr(reference, "draws"):
@@ -126,7 +125,7 @@ def majority(held: Held) -> Against:
 def _draws(name: str, reference: Any, held: Held) -> Iterator[Sampled]:
     """Yield the reference's scores, draw by draw, as many sites as X has."""
     y = held.labels.y
-    if isinstance(reference, Tensor):
+    if isinstance(reference, Tensor | StoredSite | Sites):
         yield _score(reference, name, held)
     elif isinstance(reference, FoldFeatures):
         yield _by_fold(reference, name, held)
@@ -136,8 +135,7 @@ def _draws(name: str, reference: Any, held: Held) -> Iterator[Sampled]:
                 labels = labels_of(f"references[{name!r}]", reference.make(draw), len(y))
                 labels = Labels(labels.classes, labels.y.to(y.device))
                 check_training(f"references[{name!r}]", labels, held.plan)
-                outcome = _fitted(held.x, labels, held)
-                yield _scored(outcome, labels, held)
+                yield _fitted_and_scored(held.x, labels, held)
                 advance(1)
     else:
         make = reference.make if isinstance(reference, FeatureDraws) else reference
@@ -148,9 +146,16 @@ def _draws(name: str, reference: Any, held: Held) -> Iterator[Sampled]:
                 advance(1)
 
 
-def _fitted(x: Tensor, labels: Labels, held: Held, *, folds: list[int] | None = None) -> Outcome:
+def _fitted(
+    x: Sites, labels: Labels, held: Held, *, folds: list[int] | None = None
+) -> Iterator[tuple[slice, Outcome]]:
     quiet = held.settings._replace(show=False)
     return out_of_fold(x, labels.y, len(labels.classes), held.plan, quiet, folds=folds)
+
+
+def _fitted_and_scored(x: Sites, labels: Labels, held: Held) -> Sampled:
+    parts = _fitted(x, labels, held)
+    return Sampled.joined([_scored(outcome, labels, held) for _, outcome in parts])
 
 
 def _scored(outcome: Outcome, labels: Labels, held: Held) -> Sampled:
@@ -158,54 +163,75 @@ def _scored(outcome: Outcome, labels: Labels, held: Held) -> Sampled:
     return scored(names, outcome, labels.y, len(labels.classes), held.bootstrap)[held.score]
 
 
-def _score(features: Tensor, name: str, held: Held) -> Sampled:
+def _score(features: Any, name: str, held: Held) -> Sampled:
     x, sites = _flattened(features, name, held)
-    return _scored(_fitted(x, held.labels, held), held.labels, held).at(sites)
+    return _fitted_and_scored(x, held.labels, held).at(sites)
 
 
 def _by_fold(reference: FoldFeatures, name: str, held: Held) -> Sampled:
     """Score features that differ from fold to fold."""
-    plan, merged, sites = held.plan, None, torch.empty(0)
+    plan, said, bits, sites = held.plan, None, None, torch.empty(0)
+    probabilistic = held.settings.method in PROBABILISTIC
     for fold in range(plan.n_folds):
         train = (plan.fold != fold).nonzero()[:, 0]
         x, sites = _flattened(reference.make(train), name, held)
-        found = _fitted(x, held.labels, held, folds=[fold])
-        if merged is None:
-            merged = found
-            continue
+        if said is None:
+            # Of all sites at once, hence in few bytes.
+            said = torch.empty(x.count, x.n, dtype=torch.int16, device=x.device)
+            bits = torch.empty(x.count if probabilistic else 0, x.n, device=x.device)
         here = plan.fold == fold
-        bits = None
-        if found.bits is not None and merged.bits is not None:
-            bits = torch.where(here, found.bits, merged.bits)
-        merged = merged._replace(
-            predicted=torch.where(here, found.predicted, merged.predicted), bits=bits
-        )
-    if merged is None:
+        for some, found in _fitted(x, held.labels, held, folds=[fold]):
+            said[some, here] = found.predicted[:, here].to(said)
+            if found.bits is not None and bits is not None:
+                bits[some, here] = found.bits[:, here].to(bits)
+    if said is None or bits is None:
         raise InputError(message("folds", "at least one", 0))
-    return _scored(merged, held.labels, held).at(sites)
+    none = torch.zeros(len(said), plan.n_folds)
+    size = max(1, TOGETHER // held.x.n)
+    parts = [
+        _scored(
+            Outcome(
+                said[start : start + size].long(),
+                bits[start : start + size] if probabilistic else None,
+                none[start : start + size],
+                none[start : start + size],
+            ),
+            held.labels,
+            held,
+        )
+        for start in range(0, len(said), size)
+    ]
+    return Sampled.joined(parts).at(sites)
 
 
-def _flattened(features: Tensor, name: str, held: Held) -> tuple[Tensor, Tensor]:
-    """Return [item, site, feature], and the place there of each of X's sites."""
-    _check_shape(name, features, len(held.x), held.shape)
-    if not features.is_floating_point() or not bool(features.isfinite().all()):
-        expected = "finite floating numbers"
-        raise InputError(message(f"references[{name!r}]", expected, str(features.dtype)))
-    sites = tuple(features.shape[1:-1]) or (1,) * len(held.shape)
-    count = math.prod(sites)
-    places = torch.arange(count, device=held.x.device).reshape(sites).expand(held.shape).flatten()
-    flat = features.detach().to(held.x.device).reshape(len(features), count, -1)
-    return flat, places
+def _flattened(features: Any, name: str, held: Held) -> tuple[Sites, Tensor]:
+    """Return features as sites, and the place there of each of X's sites."""
+    _check_shape(name, features, held.x.n, held.x.shape)
+    if isinstance(features, Tensor):
+        if not features.is_floating_point() or not bool(features.isfinite().all()):
+            expected = "finite floating numbers"
+            raise InputError(message(f"references[{name!r}]", expected, str(features.dtype)))
+        features = features.to(held.x.device)
+    x = as_sites(features)
+    sites = x.shape or (1,) * len(held.x.shape)
+    places = torch.arange(x.count, device=held.x.device).reshape(sites)
+    return x, places.expand(held.x.shape).flatten()
 
 
-def _check_shape(name: str, features: Tensor, n: int, shape: tuple[int, ...]) -> None:
-    sites = tuple(features.shape[1:-1])
+def _check_shape(name: str, features: Any, n: int, shape: tuple[int, ...]) -> None:
+    every = _every(features)
+    sites = every[1:-1]
     fits = not sites or (
         len(sites) == len(shape)
         and all(one in (1, own) for one, own in zip(sites, shape, strict=True))
     )
-    if features.dim() < 2 or len(features) != n or not fits:
+    if len(every) < 2 or every[0] != n or not fits:
         expected = f"[{n}, feature] or [{n}, site…, feature], sites as X's or of length 1"
-        raise ShapeError(
-            message(f"references[{name!r}]", expected, f"shape {list(features.shape)}")
-        )
+        raise ShapeError(message(f"references[{name!r}]", expected, f"shape {list(every)}"))
+
+
+def _every(features: Any) -> tuple[int, ...]:
+    """Return the lengths of all axes."""
+    if isinstance(features, Sites):
+        return (features.n, *features.shape, features.width)
+    return tuple(features.shape)

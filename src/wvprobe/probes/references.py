@@ -13,6 +13,8 @@ from wvprobe._linalg import at_least_float32
 from wvprobe._validate import length, message
 from wvprobe.errors import InputError
 from wvprobe.probes.folds import values_of
+from wvprobe.probes.sources import Sites, as_sites, components, projected
+from wvprobe.store import StoredSite
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,12 @@ class FeatureDraws:
     """Random features: a probe's score is held against the mean over draws.
 
     Attributes:
-        make: from a draw's number to features, [item, site…, feature] or [item, feature].
+        make: from a draw's number to features, [item, site…, feature] or [item, feature], or
+            what makes them site by site.
         draws: how many draws.
     """
 
-    make: Callable[[int], Tensor]
+    make: Callable[[int], Tensor | Sites]
     draws: int
 
 
@@ -36,7 +39,7 @@ class FoldFeatures:
         make: from the numbers of the training items to the features of all items.
     """
 
-    make: Callable[[Int[Tensor, " train"]], Tensor]
+    make: Callable[[Int[Tensor, " train"]], Tensor | Sites]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,11 @@ class OtherLabels:
 
 
 def haar_projections(
-    x: Float[Tensor, "item *site d_model"], width: int, *, draws: int = 200, seed: int = 0
+    x: Float[Tensor, "item *site d_model"] | StoredSite,
+    width: int,
+    *,
+    draws: int = 200,
+    seed: int = 0,
 ) -> FeatureDraws:
     """Return projections of the input onto random directions, as many as a head has.
 
@@ -75,14 +82,18 @@ def haar_projections(
     _check_width("width", width, x.shape[-1])
     length("draws", draws)
 
-    def make(draw: int) -> Tensor:
+    def make(draw: int) -> Tensor | Sites:
         return _project(x, haar_frames(x, width, seed, draw))
 
     return FeatureDraws(make, draws)
 
 
 def haar_complements(
-    x: Float[Tensor, "item *site d_model"], rank: int, *, draws: int = 20, seed: int = 0
+    x: Float[Tensor, "item *site d_model"] | StoredSite,
+    rank: int,
+    *,
+    draws: int = 20,
+    seed: int = 0,
 ) -> FeatureDraws:
     """Return what projections off `rank` random directions leave of the input.
 
@@ -101,15 +112,16 @@ def haar_complements(
     _check_width("rank", rank, x.shape[-1] - 1)
     length("draws", draws)
 
-    def make(draw: int) -> Tensor:
+    def make(draw: int) -> Tensor | Sites:
         return _project(x, haar_frames(x, x.shape[-1] - rank, seed, draw))
 
     return FeatureDraws(make, draws)
 
 
 def complement(
-    x: Float[Tensor, "item *site d_model"], weight: Float[Tensor, "*site d_model width"]
-) -> Float[Tensor, "item *site rest"]:
+    x: Float[Tensor, "item *site d_model"] | StoredSite,
+    weight: Float[Tensor, "*site d_model width"],
+) -> Float[Tensor, "item *site rest"] | Sites:
     """Return the part of the input that a map drops: coordinates in the null space of xᵀ ↦ x W.
 
     Args:
@@ -117,7 +129,8 @@ def complement(
         weight: the map, its site axes equal to those of `x` or of length 1 there; of full rank.
 
     Returns:
-        Coordinates in an orthonormal basis of the orthogonal complement of W's columns.
+        Coordinates in an orthonormal basis of the orthogonal complement of W's columns; of a
+        stored input, what makes them site by site, which :func:`fit_probes` takes.
 
     Raises:
         InputError: some W has linearly dependent columns, or leaves nothing.
@@ -127,10 +140,10 @@ def complement(
     if bool((s[..., -1] <= 1e-7 * s[..., 0]).any()):
         hint = "Give a basis of its column space instead."
         raise InputError(message("weight", "of full column rank", "dependent columns", hint))
-    return _project(x, u[..., weight.shape[-1] :].to(at_least_float32(x[:0])))
+    return _project(x, u[..., weight.shape[-1] :].to(_precision(x)))
 
 
-def top_components(x: Float[Tensor, "item *site d_model"], width: int) -> FoldFeatures:
+def top_components(x: Float[Tensor, "item *site d_model"] | StoredSite, width: int) -> FoldFeatures:
     """Return the input's leading principal components, found anew on each fold's training items.
 
     Where penalties are chosen in folds inside, components are those of the whole training set:
@@ -145,16 +158,11 @@ def top_components(x: Float[Tensor, "item *site d_model"], width: int) -> FoldFe
     """
     _check_width("width", width, x.shape[-1])
 
-    def make(train: Tensor) -> Tensor:
-        flat = x.flatten(1, -2) if x.dim() > 2 else x[:, None]
-        found = []
-        for site in range(flat.shape[1]):
-            part = at_least_float32(flat[:, site])
-            part = part - part[train].mean(dim=0)
-            chosen = part[train]
-            _, vectors = torch.linalg.eigh(chosen.mT @ chosen)
-            found.append(part @ vectors[:, -width:])
-        return torch.stack(found, dim=1).view(*x.shape[:-1], width)
+    def make(train: Tensor) -> Tensor | Sites:
+        found = components(as_sites(x), width, train)
+        if isinstance(x, StoredSite):
+            return found
+        return found.block(slice(0, found.count)).view(*x.shape[:-1], width)
 
     return FoldFeatures(make)
 
@@ -231,17 +239,27 @@ def within_strata(
     return OtherLabels(make, draws)
 
 
-def haar_frames(x: Tensor, width: int, seed: int, draw: int) -> Float[Tensor, "*site d width"]:
+def haar_frames(
+    x: Tensor | StoredSite, width: int, seed: int, draw: int
+) -> Float[Tensor, "*site d width"]:
     """Return a random orthonormal frame for each site of `x`, of the Haar measure."""
     shape = (*x.shape[1:-1], x.shape[-1], width)
     gaussian = torch.randn(shape, generator=_generator(seed, draw), dtype=torch.float32)
     q, r = torch.linalg.qr(gaussian)
     signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
-    return (q * signs[..., None, :]).to(at_least_float32(x[:0]))
+    return (q * signs[..., None, :]).to(_precision(x))
 
 
-def _project(x: Tensor, frames: Tensor) -> Tensor:
-    """Return [item, site…, d] times [site…, d, width]."""
+def _precision(x: Tensor | StoredSite) -> Tensor:
+    """Return an empty tensor of the kind that projections have."""
+    like = torch.empty(0, dtype=x.dtype) if isinstance(x, StoredSite) else x[:0]
+    return at_least_float32(like)
+
+
+def _project(x: Tensor | StoredSite, frames: Tensor) -> Tensor | Sites:
+    """Return [item, site…, d] times [site…, d, width]; of a stored x, what makes it by site."""
+    if isinstance(x, StoredSite):
+        return projected(as_sites(x), frames)
     return (at_least_float32(x).movedim(0, -2) @ frames).movedim(-2, 0)
 
 

@@ -12,7 +12,7 @@ from wvprobe.probes.fitting import Outcome
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "cross_entropy")
 LOWER_IS_BETTER = ("cross_entropy", "description_length")
 DRAWS = 1000
-_ROWS = 250  # resamples in floating numbers at a time, where all of them would be too many
+_ROWS = 250  # resamples at a time, or fewer where these would be too many
 _NUMBERS = 2**25
 _SITES = 512  # sites whose counts by class are held at a time
 
@@ -38,6 +38,12 @@ class Sampled(NamedTuple):
         """Return some sites, each as often as it is named."""
         return Sampled(self.value[sites], self.draws[:, sites])
 
+    @classmethod
+    def joined(cls, parts: "Sequence[Sampled]") -> "Sampled":
+        """Return the scores of neighbouring sites as one."""
+        draws = [part.draws for part in parts]
+        return cls(torch.cat([part.value for part in parts]), torch.cat(draws, dim=1))
+
     def above(self, other: "Sampled", name: str) -> "Sampled":
         """Return by how much this is better than another: below it, for a loss."""
         sign = -1.0 if name in LOWER_IS_BETTER else 1.0
@@ -60,11 +66,17 @@ class Bootstrap:
             seed: of the draws.
         """
         generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randint(n_groups, (DRAWS, n_groups), generator=generator)
+        # A group is drawn once on average: a byte holds how often, and four take more memory.
         few = DRAWS * n_groups <= _NUMBERS
-        counts = torch.zeros(DRAWS + 1, n_groups, dtype=torch.float32 if few else torch.int16)
-        counts[1:].scatter_add_(1, chosen, torch.ones_like(chosen, dtype=counts.dtype))
+        counts = torch.zeros(DRAWS + 1, n_groups, dtype=torch.float32 if few else torch.uint8)
         counts[0] = 1
+        at_once = min(_ROWS, max(1, _NUMBERS // (4 * n_groups)))
+        for start in range(1, DRAWS + 1, at_once):
+            rows = counts[start : start + at_once]
+            # Drawn some rows at a time, they are those of one draw of all.
+            chosen = torch.randint(n_groups, tuple(rows.shape), generator=generator)
+            rows.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=counts.dtype))
+        self._rows = at_once
         self._counts = counts.to(groups.device)
         self._groups = groups
 
@@ -72,7 +84,7 @@ class Bootstrap:
         """Return column sums of all items (first row), then of every resample; float64."""
         by_group = columns.new_zeros(self._counts.shape[1], columns.shape[1])
         by_group.index_add_(0, self._groups, columns)
-        rows = (part.to(by_group) @ by_group for part in self._counts.split(_ROWS))
+        rows = (part.to(by_group) @ by_group for part in self._counts.split(self._rows))
         return torch.cat(list(rows)).double()
 
 

@@ -76,6 +76,7 @@ class Claim:
             :func:`~wvprobe.report.given.lines_of` lists stand placeholders such as ``$draws``.
         exhibits: what to draw beside it.
         any_model: whether it asks nothing of the model, so that one measurement serves them all.
+        measured_on: what it was measured on, where that is not the loaded model.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Claim:
     code: str = ""
     exhibits: Callable[[Any], Sequence[Exhibit]] = no_exhibits
     any_model: bool = False
+    measured_on: str = ""
 
     def about(self, words: Mapping[str, str], lines: Mapping[str, str]) -> "Claim":
         """Return the claim with what stands for its placeholders, in prose and in Python."""
@@ -121,7 +123,7 @@ class Claim:
             "numbers": {name: finite(value) for name, value in finding.numbers.items()},
             "interval": None if finding.interval is None else [*map(finite, finding.interval)],
             "n": finding.n,
-            "model": model,
+            "model": self.measured_on or model,
             "reason": finding.reason,
             "flips": self.flips,
             "code": self.code,

@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
 def kept(exhibit: Exhibit) -> Kept:
     """Return an exhibit as plain data: its figure drawn, its frame written out."""
-    drawn = json.loads(figure(exhibit.result).to_json())
+    drawn = json.loads(str(figure(exhibit.result).to_json()))
     title = _plain(drawn["layout"].get("title", {}).get("text", ""))
     columns, rows = table(exhibit.result.to_frame())
     return Kept(title, exhibit.text, _slim(drawn), columns, rows)

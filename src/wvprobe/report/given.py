@@ -9,7 +9,7 @@ from typing import Any
 
 from wvprobe._validate import message
 from wvprobe._validate import texts as checked_texts
-from wvprobe.datasets import LabelledDataset, SenseDataset, load_senses
+from wvprobe.datasets import LabelledDataset, SenseDataset, load_prose, load_senses
 from wvprobe.errors import WordError
 
 
@@ -20,26 +20,31 @@ class Sizes:
     Attributes:
         name: what the page calls it.
         sentences: words in context, or texts, at most; evenly spaced where there are more.
+        paragraphs: short ones of held-out prose that changed models are judged on, at most.
         baseline: sentences with a random word each, for what random words have in common.
         draws: random projections a layer.
         controls: control tasks.
         exchanged: pairs of texts whose values and patterns are exchanged.
         treebank: sentences of a treebank, at most.
         clock: seconds that attention is timed for.
+        full_training: whether small models are trained to the end.
     """
 
     name: str
     sentences: int
+    paragraphs: int
     baseline: int
     draws: int
     controls: int
     exchanged: int
     treebank: int
     clock: float | int
+    full_training: bool
 
 
-QUICK = Sizes("quick", 384, 200, 20, 2, 20, 1_000, 5)
-FULL = Sizes("full", 20_000, 1_000, 200, 5, 200, 4_000, 30)
+SHORT = 240  # characters
+QUICK = Sizes("quick", 384, 11, 200, 20, 2, 20, 1_000, 5, False)
+FULL = Sizes("full", 20_000, 1_000, 1_000, 200, 5, 200, 4_000, 30, True)
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,11 @@ def _digest(value: Any) -> str:
     return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
+def short_prose(split: str = "held-out") -> list[str]:
+    """Return paragraphs of bundled prose that are short enough for any model."""
+    return [text for text in load_prose(split) if len(text) < SHORT]
+
+
 def spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
     """Return every k-th item, k the least that leaves no more than `most`."""
     return items[:: spacing(len(items), most)]
@@ -169,10 +179,17 @@ def lines_of(given: Given, sizes: Sizes) -> dict[str, str]:
         loaded = f"wvprobe.load_senses({quoted(given.files.get('senses', senses.name))})"
     every = spacing(len(senses), sizes.sentences)
     texts = f"[item.sentence for item in {loaded}][::{every}]"
+    short = f"[t for t in wvprobe.datasets.load_prose({{}}) if len(t) < {SHORT}]"
+    prose, fitted = (short.format(quoted(split)) for split in ("held-out", "calibration"))
+    n_prose, n_fitted = len(short_prose()), len(short_prose("calibration"))
     if given.texts is not None:
-        of = f"load_texts({quoted(given.files.get('texts', 'TEXTS'))})"
-        texts = f"wvprobe.datasets.{of}[::{spacing(len(given.texts), sizes.sentences)}]"
+        n_prose = len(given.texts)
+        prose = f"wvprobe.datasets.load_texts({quoted(given.files.get('texts', 'TEXTS'))})"
+        texts = f"{prose}[::{spacing(n_prose, sizes.sentences)}]"
     return {
+        "fitted": f"{fitted}[::{spacing(n_fitted, 3 * sizes.paragraphs)}]",
+        "ranked": f"{fitted}[::{spacing(n_fitted, 6 * sizes.paragraphs)}]",
+        "prose": f"{prose}[::{spacing(n_prose, sizes.paragraphs)}]",
         "word": quoted(given.pair.word),
         "other": quoted(given.pair.other or ""),
         "senses": loaded,
@@ -184,6 +201,7 @@ def lines_of(given: Given, sizes: Sizes) -> dict[str, str]:
         "exchanged": str(sizes.exchanged),
         "treebank": str(sizes.treebank),
         "clock": str(sizes.clock),
+        "brief": str(not sizes.full_training),
     }
 
 

@@ -1,9 +1,11 @@
 """A model, and what several claims need of it, measured once."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
+from wvprobe.adapters import architecture
 from wvprobe.attention_clock import AttentionTimes, time_attention
 from wvprobe.auditing import AuditResult, audit
 from wvprobe.behaviour import DependencyResult, dependency_heads
@@ -17,6 +19,18 @@ from wvprobe.contextual_drift import (
     growth_law,
     score_drift,
 )
+from wvprobe.counterfactual import (
+    BiasResult,
+    HeadRanks,
+    ResizeResult,
+    SequentialResult,
+    ShareResult,
+    compare_biases,
+    head_ranks,
+    resize_heads,
+    sequential_heads,
+    share_kv_heads,
+)
 from wvprobe.datasets import SenseDataset, labelled_senses, load_senses
 from wvprobe.dissociation import DissociationResult, double_dissociation
 from wvprobe.errors import UnsupportedError
@@ -24,13 +38,14 @@ from wvprobe.heads import HeadWeights
 from wvprobe.influence import InfluenceResult, context_influence
 from wvprobe.ledger import LedgerResult, score_ledger
 from wvprobe.pair_variance import VarianceResult, score_variance
-from wvprobe.report.given import BANK, QUICK, Given, Sizes, spaced
+from wvprobe.report.given import BANK, QUICK, Given, Sizes, short_prose, spaced
 from wvprobe.sense_maps import SenseMap, sense_map
 from wvprobe.subspaces import OverlapResult, subspace_overlap
 from wvprobe.value_payload import LabourResult, PayloadResult, payload
 from wvprobe.word_pairs import PairScores, pair_scores
 
 TEXT_A, TEXT_B = BANK.texts
+CUT = 0.25  # of the total rank, which cut heads keep
 
 
 class Measured:
@@ -85,14 +100,14 @@ class Measured:
 
         Parts of speech are the treebank's, or nouns against verbs of the bundled sentences.
         """
-        speech: tuple[Any, str | None] = (self.given.treebank, None)
-        if self.given.treebank is None:
-            speech = (labelled_senses(self._spaced(load_senses())), "pos")
-        settings = {"draws": self.sizes.draws, "control_draws": self.sizes.controls}
+        treebank = self.given.treebank
+        speech = labelled_senses(self._spaced(load_senses())) if treebank is None else treebank
+        label = "pos" if treebank is None else None
+        settings: dict[str, Any] = {"draws": self.sizes.draws, "control_draws": self.sizes.controls}
         # Not by cosine, whose contrasts between sites hang on their biases and scales.
         return {
             "sense": payload(self.model, self.sample, method="lda", **settings),
-            "pos": payload(self.model, speech[0], label=speech[1], **settings),
+            "pos": payload(self.model, speech, label=label, **settings),
         }
 
     @cached_property
@@ -170,6 +185,28 @@ class Measured:
         return dependency_heads(self.model, self.given.treebank, limit=limit, progress=False)
 
     @cached_property
+    def sequence(self) -> SequentialResult:
+        """All blocks with their heads one after another, in three orders."""
+        return sequential_heads(self.model, self.prose, layers="all", orders=3)
+
+    @cached_property
+    def single_blocks(self) -> SequentialResult:
+        """The first block, the middle one and the last, each alone, likewise."""
+        n_layers = self.model.cfg.n_layers
+        blocks = [[layer] for layer in sorted({0, n_layers // 2, n_layers - 1})]
+        return sequential_heads(self.model, self.prose, layers=blocks)
+
+    @cached_property
+    def prose(self) -> Sequence[str]:
+        """What changed models are judged on: the reader's texts, or held-out prose."""
+        return spaced(self.given.texts or short_prose(), self.sizes.paragraphs)
+
+    @cached_property
+    def fitted(self) -> Sequence[str]:
+        """What heads are cut and shared by: prose that nothing is judged on."""
+        return spaced(short_prose("calibration"), 3 * self.sizes.paragraphs)
+
+    @cached_property
     def influence(self) -> InfluenceResult:
         """What the words before and after the word do to its vector in the first text.
 
@@ -191,6 +228,58 @@ class Measured:
         return None if found is None else sense_map(self.model, self.pair.word, dataset=found)
 
     @cached_property
+    def resized(self) -> ResizeResult:
+        """Values of every head cut to a fourth of the rank, evenly or by energy, layer by layer."""
+        return resize_heads(
+            self.model,
+            self.prose,
+            budget=CUT,
+            allocation=("uniform", "energy"),
+            scope="layer",
+            calibration=self.fitted,
+        )
+
+    @cached_property
+    def shared(self) -> tuple[ShareResult, ShareResult]:
+        """All key-value heads shared, after the even cut and after the uneven one.
+
+        Raises:
+            UnsupportedError: the model has one key-value head, or caches a latent.
+        """
+        if architecture(self.model).n_kv_heads == 1:
+            raise UnsupportedError(
+                f"{self.model.cfg.model_name} has one key-value head in each layer, which is "
+                "shared already."
+            )
+        even, uneven = (
+            share_kv_heads(
+                self.model,
+                self.prose,
+                n_kv_heads=1,
+                after=self.resized.plan(setting),
+                calibration=self.fitted,
+            )
+            for setting in self.resized.settings[:2]
+        )
+        return even, uneven
+
+    @cached_property
+    def ranks(self) -> HeadRanks:
+        """How many of its dimensions each head makes use of; few tokens would make it fewer."""
+        return head_ranks(self.model, spaced(short_prose("calibration"), 6 * self.sizes.paragraphs))
+
+    @cached_property
     def clock(self) -> AttentionTimes:
         """Attention timed over head widths on this machine."""
         return time_attention(directions=("forward",), uneven=(), seconds=self.sizes.clock)
+
+    @cached_property
+    def biases(self) -> BiasResult:
+        """Small models trained from scratch, heads side by side against heads in a row."""
+        return _trained(quick=not self.sizes.full_training)
+
+
+@cache
+def _trained(*, quick: bool) -> BiasResult:
+    """Train small models once a process: all models of a report are held against the same."""
+    return compare_biases(quick=quick, progress=False)

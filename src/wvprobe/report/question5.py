@@ -8,6 +8,7 @@ from wvprobe.activations import capture
 from wvprobe.budget import HeadBudget, alternatives, known_architectures
 from wvprobe.report.claims import Claim, Exhibit, Finding
 from wvprobe.report.measured import Measured
+from wvprobe.report.splits import SHARED, UNEVEN, WIDE
 
 
 def judge_full_width(full: HeadBudget, claimed: float = 4.34e12, margin: float = 0.02) -> Finding:
@@ -178,8 +179,8 @@ numbers = {
         full_width_exhibits,
         any_model=True,
     ),
-    Claim("5.2", "An uneven split brings no gain", "gain < .01 nat"),
-    Claim("5.3", "An even split makes GQA and MQA possible", "sharing fails for uneven heads"),
+    UNEVEN,
+    SHARED,
     Claim(
         "5.4",
         "h heads of d_model/h cost what one full-width head costs",
@@ -221,9 +222,5 @@ numbers = {
     "widest": max(widths),
 }""",
     ),
-    Claim(
-        "5.6",
-        "d_k of 64 to 128 is enough for a head",
-        "99 % of the energy of QK and OV, in the data's metric, within .75 of d_head",
-    ),
+    WIDE,
 )

@@ -74,7 +74,7 @@ def _open(source: Any) -> Any:
 
 def _subject(source: Any, given: Given, sizes: str, *, alone: bool) -> Subject:
     model = _open(source)
-    told = given.told() | {"sizes": sizes}
+    told: dict[str, Any] = given.told() | {"sizes": sizes}
     return Subject(
         name=model.cfg.model_name,
         source=model if alone else source,

@@ -94,7 +94,7 @@ class Erasures:
         self.source = [span.tokens[-1] for span in items.spans]
         self.destination: Any = self.source if destination == "target" else "last"
         self.onehot = torch.nn.functional.one_hot(scorer.y, len(scorer.classes)).double()
-        self.tokens: tuple[tuple[int, ...], ...] = ()
+        self.tokens: Sequence[tuple[int, ...]] = ()
         self.places: list[int] = self.source
 
     def all(self, heads: Sequence[HeadId], kept: set[HeadId], progress: bool) -> Iterator[Found]:
@@ -119,7 +119,7 @@ class Erasures:
         else:
             there = read_sites(self.model, texts, ("v", *sites), positions=self.source, **given)
             source = there
-        self.tokens = there.tokens
+        self.tokens = tuple(there.tokens)
         self.places = [places[0] for places in there.positions or ()]
         at = torch.tensor(self.source)[:, None, None].expand(-1, self.arch.n_heads, 1)
         for row, layer in enumerate(layers):

@@ -1,7 +1,8 @@
 """`payload`: what the label probes read off values, queries and keys, beside its references."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._progress import progress as progress_bar
 from wvprobe._validate import length, message, one_of
-from wvprobe.activations import Activations, read_sites
+from wvprobe.activations import Activations, StoredActivations, checked_pool, read_sites
 from wvprobe.datasets import LabelledDataset, SenseDataset
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.labelled import LabelledWords
@@ -23,6 +24,7 @@ from wvprobe.value_payload._scorers import ClassScorer
 from wvprobe.value_payload._strata import METHODS as SENSE_METHODS
 from wvprobe.value_payload._strata import StratumScorer
 from wvprobe.value_payload.results import PayloadResult
+from wvprobe.words import encode
 
 SITES = ("v", "q", "k", "z", "attn_in")
 SCORES = ("accuracy", "balanced_accuracy")
@@ -55,6 +57,7 @@ def payload(
     seed: int = 0,
     progress: bool = False,
     prepend_bos: bool | None = None,
+    store: StoredActivations | None = None,
 ) -> PayloadResult:
     """Measure how well a label can be read off every head's values, queries and keys.
 
@@ -105,6 +108,10 @@ def payload(
         seed: of folds, projections, control tasks and resamples.
         progress: whether to draw a bar.
         prepend_bos: as in :func:`wvprobe.capture`.
+        store: the words' activations on disk, read a layer at a time, in place of forwards:
+            ``capture(model, words.texts, (*sites, "attn_in"), words=words.spans, out=folder)`` of
+            :func:`~wvprobe.labelled.labelled_words`; it may hold more words than are measured.
+            Numbers differ from those without it by rounding, since batches do.
 
     Returns:
         Scores of every site, layer and head (key-value heads for v and k, each once), their excess
@@ -112,7 +119,8 @@ def payload(
         division of labour between v, q and k.
 
     Raises:
-        InputError: an argument cannot be used; too few words of a label.
+        InputError: an argument cannot be used; too few words of a label; the store lacks a word,
+            a site or a layer, or was captured with another model, pool or prepend_bos.
         UnsupportedError: ``null`` is asked for of latent attention, whose values are no linear map
             of the input.
     """
@@ -133,7 +141,7 @@ def payload(
         control_draws=control_draws,
         seed=seed,
     )
-    run = _Run(model, items, scorer, wanted, pool, draws, null_draws, seed)
+    run = _Run(model, items, scorer, wanted, pool, draws, null_draws, seed, store)
     measured = run.all(progress)
     if reinitialised:
         fresh = adapters.reinitialised(model, seed)
@@ -162,6 +170,7 @@ def payload(
             reinitialised=reinitialised,
             folds=folds,
             pool=measured.pool,
+            store=None if store is None else store.store.manifest.identity,
             selection=dict(items.settings),
         ),
     )
@@ -267,9 +276,11 @@ class _Run:
         draws: int,
         null_draws: int,
         seed: int,
+        store: StoredActivations | None = None,
     ) -> None:
-        self.model, self.items, self.scorer, self.pool = model, items, scorer, pool
+        self.model, self.items, self.scorer = model, items, scorer
         self.arch = adapters.architecture(model)
+        self.pool = checked_pool(self.arch, pool)
         self.sites, self.draws, self.null_draws, self.seed = sites, draws, null_draws, seed
         if null_draws and self.arch.mla:
             raise UnsupportedError(
@@ -281,29 +292,25 @@ class _Run:
             site: min(a.d_model, a.d_head if site in ("q", "k") else a.d_head_v) for site in sites
         }
         self.found: dict[tuple[str, Any], list[Tensor]] = {}
+        self.needed = tuple(dict.fromkeys((*sites, "attn_in")))
+        self.store, self.rows = store, torch.empty(0)
+        if store is not None:
+            store.require(model, self.needed, items.prepend_bos)
+            self.rows = store.places(items.texts, [span.tokens for span in items.spans])
+            if store.pool != self.pool:
+                raise InputError(message("store", f"pooled by {self.pool!r}", store.pool))
 
     def all(self, progress: bool) -> Measured:
         """Read and score all layers."""
         measured = Measured(widths=self.widths, majority=self.scorer.majority)
-        for layers in self._blocks():
-            read = read_sites(
-                self.model,
-                self.items.texts,
-                tuple(dict.fromkeys((*self.sites, "attn_in"))),
-                words=self.items.spans,
-                layers=layers,
-                pool=self.pool,
-                progress=progress,
-                prepend_bos=self.items.prepend_bos,
-                share=True,
-            )
-            if measured.embedding is None and self.draws:
-                measured.pool = read.pool
-                vectors = embeddings(self.model, read)[:, None]
-                measured.embedding = self.scorer.right(vectors)[0][0]
+        if self.draws:
+            measured.pool = self.pool
+            vectors = embeddings(self.model, self.items, self.pool)[:, None]
+            measured.embedding = self.scorer.right(vectors)[0][0]
+        for layers, values_of in self._reads(progress):
             with progress_bar(len(layers), "layers probed", progress) as advance:
-                for row, layer in enumerate(layers):
-                    self._layer(read, row, layer)
+                for layer in layers:
+                    self._layer(values_of(layer), layer)
                     advance(1)
         stacked = {key: torch.stack(parts) for key, parts in self.found.items()}
         for (kind, key), values in stacked.items():
@@ -313,10 +320,37 @@ class _Run:
                 getattr(measured, kind)[key] = values
         return measured
 
-    def _layer(self, read: Activations, row: int, layer: int) -> None:
-        x = _wide(read["attn_in"][:, row])
+    def _reads(
+        self, progress: bool
+    ) -> Iterator[tuple[list[int], Callable[[int], dict[str, Tensor]]]]:
+        """Yield layers, and what gives one of them: its sites' values, [item, …]."""
+        if self.store is not None:
+            yield list(range(self.arch.n_layers)), self._stored
+            return
+        for layers in self._blocks():
+            read = read_sites(
+                self.model,
+                self.items.texts,
+                self.needed,
+                words=self.items.spans,
+                layers=layers,
+                pool=self.pool,
+                progress=progress,
+                prepend_bos=self.items.prepend_bos,
+                share=True,
+            )
+            yield layers, partial(_layer_of, read, layers[0])
+
+    def _stored(self, layer: int) -> dict[str, Tensor]:
+        if self.store is None:
+            return {}
+        read = {site: self.store[site].read(self.rows, [layer])[:, 0] for site in self.needed}
+        return {site: _wide(values) for site, values in read.items()}
+
+    def _layer(self, read: dict[str, Tensor], layer: int) -> None:
+        x = read["attn_in"]
         for site in self.sites:
-            values = _wide(read[site][:, row])
+            values = read[site]
             right, control = self.scorer.right(values[:, None] if site == "attn_in" else values)
             self._keep("right", site, right)
             if control is not None and self.draws:
@@ -368,16 +402,20 @@ class _Run:
             yield list(range(start, min(start + size, a.n_layers)))
 
 
-def embeddings(model: Any, read: Activations) -> Float[Tensor, "item d_model"]:
+def embeddings(model: Any, items: Items, pool: str) -> Float[Tensor, "item d_model"]:
     """Return each word's token embedding as stored, its tokens pooled as the sites' were."""
     table = adapters.embedding_table(model).detach()
+    known = {text: encode(model, text, prepend_bos=items.prepend_bos).ids for text in items.texts}
     found = []
-    for ids, places in zip(read.tokens, read.positions or (), strict=True):
-        rows = _wide(table[torch.tensor([ids[p] for p in places], device=table.device)].cpu())
-        found.append(
-            rows.mean(dim=0) if read.pool == "mean" else rows[0 if read.pool == "first" else -1]
-        )
+    for span in items.spans:
+        own = torch.tensor([known[span.text][p] for p in span.tokens], device=table.device)
+        rows = _wide(table[own].cpu())
+        found.append(rows.mean(dim=0) if pool == "mean" else rows[0 if pool == "first" else -1])
     return torch.stack(found)
+
+
+def _layer_of(read: Activations, first: int, layer: int) -> dict[str, Tensor]:
+    return {site: _wide(values[:, layer - first]) for site, values in read.values.items()}
 
 
 def _wide(x: Tensor) -> Tensor:

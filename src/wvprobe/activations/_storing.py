@@ -1,0 +1,181 @@
+"""`capture(out=...)`: batch by batch to disk, so that memory holds one of them."""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from wvprobe import adapters
+from wvprobe._progress import progress as progress_bar
+from wvprobe._types import Provenance
+from wvprobe._validate import texts as checked_texts
+from wvprobe.activations._batches import batches_of
+from wvprobe.activations._places import Places, Positions, Words
+from wvprobe.activations._run import LONG_WORK, Run, SitePlan, checked_pool
+from wvprobe.activations._stored import StoredActivations, open_store
+from wvprobe.adapters import PAIR_SITES, SITES
+from wvprobe.store import Item, ItemsFile, Manifest, SiteFacts, Writer, write_shard
+from wvprobe.words import Encoding, encode
+
+# Encodings of texts that come again soon: words of one sentence stand beside each other.
+_KNOWN = 1024
+
+
+def capture_to(
+    out: str | Path,
+    model: Any,
+    texts: str | Sequence[str],
+    sites: str | Sequence[str],
+    *,
+    words: Words | None,
+    positions: Positions | None,
+    layers: Sequence[int] | int | None,
+    pool: str | None,
+    batch_size: int | Literal["auto"],
+    progress: bool,
+    prepend_bos: bool | None,
+) -> StoredActivations:
+    """Capture to a folder; arguments and errors are those of :func:`~wvprobe.capture`.
+
+    The batches are those of a capture in memory, so that the numbers are the same bit for bit.
+    """
+    folder = Path(out)
+    arch = adapters.architecture(model)
+    plan = SitePlan(model, arch, sites, layers)
+    given = checked_texts(texts)
+    capture = StoredCapture(
+        model,
+        plan,
+        given,
+        Places(words, positions, len(given)),
+        checked_pool(arch, pool),
+        batch_size,
+        prepend_bos,
+    )
+    with Writer.of(folder) as writer:
+        manifest = writer.start(capture.prepare)
+        missing = writer.missing()
+        total = int(manifest.sizes.sum())
+        with progress_bar(total, "texts read", progress and len(missing) >= LONG_WORK) as advance:
+            advance(total - sum(int(manifest.sizes[number]) for number in missing))
+            for number in missing:
+                capture.write(folder, manifest, number)
+                advance(int(manifest.sizes[number]))
+    return open_store(folder)
+
+
+class StoredCapture:
+    """What is to be captured, a batch at a time and in any order.
+
+    Nothing is kept of a text but its length: it is encoded again when its batch runs.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        plan: SitePlan,
+        texts: Sequence[str],
+        places: Places,
+        pool: str,
+        batch_size: int | Literal["auto"],
+        prepend_bos: bool | None,
+    ) -> None:
+        """Take what :func:`~wvprobe.capture` is asked for, checked."""
+        self.model, self.plan, self.texts, self.places, self.pool = model, plan, texts, places, pool
+        self.batch_size = batch_size
+        self.arch = adapters.architecture(model)
+        default = bool(model.cfg.default_prepend_bos)
+        self.prepend_bos = default if prepend_bos is None else prepend_bos
+        self.encode: Callable[[str], Encoding] = lru_cache(_KNOWN)(
+            lambda text: encode(model, text, prepend_bos=self.prepend_bos)
+        )
+
+    def prepare(self, table: ItemsFile) -> Callable[[str], Manifest]:
+        """Encode all texts, add them to a table, and return what makes a manifest of its sha256."""
+        lengths = array("i")
+        hashes = {name: hashlib.sha256() for name in ("texts", "tokens", "places")}
+        for number in range(len(self.texts)):
+            item = self.item(number)
+            lengths.append(len(item.tokens))
+            table.add(item)
+            for name, part in (
+                ("texts", item.text),
+                ("tokens", item.tokens),
+                ("places", (item.word, item.positions)),
+            ):
+                hashes[name].update(f"{part!r}\n".encode())
+        batches = batches_of(lengths, self.batch_size, self.model, self.arch)
+        digests = {name: digest.hexdigest() for name, digest in hashes.items()}
+        return lambda items: self._manifest(batches, digests, items, max(lengths))
+
+    def item(self, number: int) -> Item:
+        """Encode one text."""
+        encoding = self.encode(self.texts[number])
+        positions, word = self.places.of(number, encoding)
+        return Item(
+            encoding.text, word, positions, encoding.ids, encoding.strings, encoding.special
+        )
+
+    def _manifest(
+        self, batches: list[list[int]], digests: dict[str, str], items: str, longest: int
+    ) -> Manifest:
+        settings = {
+            "model": self.model.cfg.model_name,
+            "weights": adapters.weight_hash(self.model),
+            **adapters.run_settings(self.model),
+            "number of texts": len(self.texts),
+            **digests,
+            "sites": list(self.plan.sites),
+            "pool": self.pool if self.places.given else None,
+            "prepend_bos": self.prepend_bos,
+            "batch_size": self.batch_size,
+        }
+        return Manifest(
+            settings=settings,
+            versions=Provenance.of("", "").versions,
+            sites={site: self._facts(site) for site in self.plan.sites},
+            longest=longest,
+            items=items,
+            order=torch.tensor([item for batch in batches for item in batch], dtype=torch.int32),
+            sizes=torch.tensor([len(batch) for batch in batches], dtype=torch.int32),
+        )
+
+    def _facts(self, site: str) -> SiteFacts:
+        if site in PAIR_SITES:
+            ragged = ("key",) if self.places.given else ("query", "key")
+            return SiteFacts(self.plan.layers[site], ("item", *SITES[site]), ragged, "nan")
+        leading = ("item",) if self.places.given else ("item", "pos")
+        return SiteFacts(self.plan.layers[site], leading + SITES[site], leading[1:], "zero")
+
+    def values(self, items: Mapping[int, Item]) -> dict[str, Tensor]:
+        """Run the items of a batch together; return site -> [layer, item, …]."""
+        picked = [item.positions for item in items.values() if item.positions is not None]
+        run = Run(
+            self.model,
+            self.arch,
+            self.plan,
+            [item.tokens for item in items.values()],
+            picked if self.places.given else None,
+            self.pool,
+            numbers=list(items),
+        )
+        run.all([list(range(len(items)))], progress=False)
+        axes = {site: self._facts(site).axes.index("layer") for site in self.plan.sites}
+        return {site: run.results[site].movedim(axis, 0) for site, axis in axes.items()}
+
+    def write(self, folder: Path, manifest: Manifest, batch: int) -> None:
+        """Run a batch of the plan and write its shard.
+
+        Raises:
+            MemoryLimitError: not even one of its texts fits into memory.
+            DiskSpaceError: the disk is full, or the folder cannot be written to.
+        """
+        layers = {site: facts.layers for site, facts in manifest.sites.items()}
+        items = {number: self.item(number) for number in manifest.batch(batch)}
+        values = self.values(items)
+        write_shard(folder, manifest.identity, batch, values, layers, items)
