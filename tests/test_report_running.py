@@ -108,7 +108,8 @@ def test_a_step_that_fails_is_told_and_the_others_go_on(counted, tiny, tmp_path)
     failed = found["tiny:llama", "b"]
     assert (failed["verdict"], failed["reason"]) == ("failed", "ValueError: no b here")
     assert found["tiny:llama", "9.9"]["verdict"] == "supported"
-    assert "Failed while measuring: b (ValueError: no b here)." in written.page.read_text()
+    told = "Failed while measuring: b claim b of bank (ValueError: no b here)."
+    assert told in written.page.read_text()
     log = (tmp_path / "errors.log").read_text()
     assert "claim b of bank" in log and "Traceback" in log
     # What failed is tried again, and nothing else.
@@ -206,10 +207,11 @@ def test_what_a_report_says_in_words(tiny):
     assert said.counts == (
         "Of 4 claims: 1 supported, 1 underpowered, 1 not testable here and 1 failed."
     )
-    masked, weak, untestable, failed = said.points
+    supported, weak, untestable, failed, masked = said.points
+    assert supported == "Supported: a a."
     assert "bank→river in the first sentence and river→bank in the second" in masked
-    assert weak.endswith("too small to tell: b (Why b).")
-    assert untestable == "Not testable here: c (Why c)." and failed.endswith("d (Why d).")
+    assert weak.endswith("too small to tell: b b (Why b).")
+    assert untestable == "Not testable here: c c (Why c)." and failed.endswith("d d (Why d).")
     (encoder,) = opened(tiny("bert"), Given(), "quick")
     assert encoder.masked == []
 
