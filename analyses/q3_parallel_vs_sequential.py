@@ -27,6 +27,7 @@ parser.add_argument("--texts", help="a file of texts, one a line; the bundled pr
 parser.add_argument("--every", type=int, default=3, help="one paragraph in so many is taken")
 parser.add_argument("--orders", type=int, default=5, help="orders of the heads, all blocks")
 parser.add_argument("--figures", help="a folder for the figures, as HTML")
+parser.add_argument("--full", action="store_true", help="train small models to the end: minutes")
 parser.add_argument("--smoke", action="store_true", help="a small random model, for tests")
 # In a notebook the arguments are the kernel's, not this analysis's.
 options = parser.parse_args([] if "ipykernel" in sys.modules else None)
@@ -125,5 +126,15 @@ wide.figure()
 #
 # A rewrite of a trained model says how far its heads rely on running side by side. What either
 # design would learn, only training tells: models trained from scratch at equal parameters.
-#
-# <!-- compare_biases: from here to the end of the file -->
+
+# %%
+steps = 4 if options.smoke else None
+seeds = 2 if options.smoke else 5
+trained = wvprobe.compare_biases(seeds=seeds, quick=not options.full, steps=steps, progress=False)
+told = "" if options.full else " (briefly trained, too briefly to settle anything: see --full)"
+print(f"\nshare of right answers, {trained.n_seeds} seeds{told}:")
+print(trained.final_frame().round(3).to_string(index=False))
+for task, difference in trained.difference("parallel", "sequential").items():
+    low, high = difference.low, difference.high
+    print(f"{task}: parallel − sequential {difference.value:+.3f} ({low:+.3f} to {high:+.3f})")
+trained.figure()
