@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m
+MODELS ?= smollm2-135m minilm-l6
 OUT ?= report
 
 VENV := .venv
@@ -18,10 +19,11 @@ STAMP := $(VENV)/.installed-$(firstword $(shell { echo '$(CURDIR)'; cat pyprojec
 BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test slow lint wheel clean broken
+.PHONY: help setup report full-report test slow lint wheel clean broken
 
 help:
 	@echo 'make report   measure $(MODEL) and write $(OUT)/ (MODEL=..., OUT=... for others)'
+	@echo 'make full-report   measure $(MODELS) at length, in under 40 minutes (RESUME=1 goes on with a run)'
 	@echo 'make test     run the tests, in under 5 minutes'
 	@echo 'make slow     run the tests that take longer'
 	@echo 'make lint     check style, formatting and types'
@@ -31,6 +33,9 @@ help:
 
 report: setup
 	$(BIN)/wvprobe report $(MODEL) --quick --out $(OUT)
+
+full-report: setup
+	$(BIN)/wvprobe report $(MODELS) --out $(OUT) $(if $(RESUME),--resume)
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4

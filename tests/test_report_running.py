@@ -2,8 +2,14 @@
 
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import shorten_reports
@@ -102,7 +108,8 @@ def test_a_step_that_fails_is_told_and_the_others_go_on(counted, tiny, tmp_path)
     failed = found["tiny:llama", "b"]
     assert (failed["verdict"], failed["reason"]) == ("failed", "ValueError: no b here")
     assert found["tiny:llama", "9.9"]["verdict"] == "supported"
-    assert "Failed while measuring: b (ValueError: no b here)." in written.page.read_text()
+    told = "Failed while measuring: b claim b of bank (ValueError: no b here)."
+    assert told in written.page.read_text()
     log = (tmp_path / "errors.log").read_text()
     assert "claim b of bank" in log and "Traceback" in log
     # What failed is tried again, and nothing else.
@@ -200,10 +207,11 @@ def test_what_a_report_says_in_words(tiny):
     assert said.counts == (
         "Of 4 claims: 1 supported, 1 underpowered, 1 not testable here and 1 failed."
     )
-    masked, weak, untestable, failed = said.points
+    supported, weak, untestable, failed, masked = said.points
+    assert supported == "Supported: a a."
     assert "bank→river in the first sentence and river→bank in the second" in masked
-    assert weak.endswith("too small to tell: b (Why b).")
-    assert untestable == "Not testable here: c (Why c)." and failed.endswith("d (Why d).")
+    assert weak.endswith("too small to tell: b b (Why b).")
+    assert untestable == "Not testable here: c c (Why c)." and failed.endswith("d d (Why d).")
     (encoder,) = opened(tiny("bert"), Given(), "quick")
     assert encoder.masked == []
 
@@ -365,3 +373,39 @@ def test_a_readers_own_data_gives_the_numbers_of_the_lines_on_the_page(
             exec(claim["code"], given)
             for name, value in given["numbers"].items():
                 assert float(value) == pytest.approx(claim["numbers"][name], rel=1e-6), name
+
+
+def command(out: Path, *more: str) -> list[str]:
+    run = "import sys; from wvprobe.cli import main; main(sys.argv[1:])"
+    return [sys.executable, "-c", run, "report", "tiny:gpt2", "--quick", "--out", str(out), *more]
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_resumed_it_gives_the_same_numbers(tmp_path):
+    """The clock's claim is of the moment, and is measured after the kill in both runs."""
+    whole = subprocess.run(command(tmp_path / "whole"), capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    cut = tmp_path / "cut"
+    # A group of its own, since whoever kills a run with signal 9 leaves it no time to tidy up.
+    running = subprocess.Popen(command(cut), stderr=subprocess.DEVNULL, start_new_session=True)
+    while not (cut / ".wvprobe-run" / "0-2.2.json").exists():
+        assert running.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert not (cut / "results.json").exists()
+    refused = subprocess.run(
+        command(cut, "--resume", "--pair", "A bank.", "The bank.", "bank"),
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2 and "--resume cannot go on" in refused.stderr
+    resumed = subprocess.run(command(cut, "--resume"), capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "1.1 W_Q" not in resumed.stderr and "2.4 A score" in resumed.stderr
+    documents = [json.loads((tmp_path / n / "results.json").read_text()) for n in ("whole", "cut")]
+    for document in documents:
+        (timed,) = [claim for claim in document["claims"] if claim["id"] == "4.4"]
+        for name in ("numbers", "interval", "n", "reason", "verdict"):
+            del timed[name]
+    assert documents[0] == documents[1]

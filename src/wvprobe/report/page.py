@@ -84,11 +84,12 @@ def render(report: Report, folder: Path) -> str:
 
     Tables that the page has no room for are written to `folder` as CSV.
     """
+    claims = [claim for question in report.questions for claim in question.claims]
     held = embedded(
         {
-            f"{number}-{claim}": outcome.exhibits
-            for number, outcomes in enumerate(report.outcomes)
-            for claim, outcome in outcomes.items()
+            f"{number}-{claim.id}": report.outcomes[number][claim.id].exhibits
+            for claim in [*claims, report.audit]
+            for number in _told(report, claim)
         },
         folder,
     )
@@ -112,6 +113,11 @@ def render(report: Report, folder: Path) -> str:
             told=report.told,
             sections=sections,
             audit=_judged(report, report.audit, held.exhibits),
+            untrusted=[
+                subject.name
+                for subject, outcomes in zip(report.subjects, report.outcomes, strict=True)
+                if outcomes[report.audit.id].finding.verdict != "supported"
+            ],
             sentences=_sentences(report.subjects),
             preamble=_preamble(report),
             provenance=report.document["provenance"],
@@ -140,17 +146,25 @@ def _environment() -> Any:
     return environment
 
 
+def _told(report: Report, claim: Claim) -> range:
+    """Return the models whose outcomes are shown: the first alone where all are alike."""
+    first = report.outcomes[0][claim.id]
+    alike = all(outcomes[claim.id] == first for outcomes in report.outcomes)
+    return range(1 if alike else len(report.outcomes))
+
+
 def _judged(report: Report, claim: Claim, exhibits: Mapping[str, Sequence[Embedded]]) -> Judged:
     findings = [outcomes[claim.id].finding for outcomes in report.outcomes]
-    several = len(findings) > 1
-    names = [subject.name if several else "" for subject in report.subjects]
+    told = _told(report, claim)
     shown = [
-        Shown(name, finding, exhibits[f"{at}-{claim.id}"])
-        for at, (name, finding) in enumerate(zip(names, findings, strict=True))
+        Shown(
+            report.subjects[number].name if len(told) > 1 else "",
+            findings[number],
+            exhibits[f"{number}-{claim.id}"],
+        )
+        for number in told
     ]
-    first = report.outcomes[0][claim.id]
-    same = all(outcomes[claim.id] == first for outcomes in report.outcomes)
-    return Judged(claim, findings, [shown[0]._replace(name="")] if same else shown)
+    return Judged(claim, findings, shown)
 
 
 def _sentences(subjects: Sequence[Subject]) -> list[dict[str, Any]]:

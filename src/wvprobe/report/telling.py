@@ -7,8 +7,10 @@ from wvprobe.report.claims import VERDICTS, Claim
 from wvprobe.report.running import Outcome
 from wvprobe.report.subjects import Subject
 
-# What a verdict other than supported and refuted means to the reader.
+# What a verdict means to the reader.
 MEANINGS = {
+    "supported": "Supported",
+    "refuted": "Refuted",
     "mixed": "Mixed, since the numbers speak both ways or their interval does not decide",
     "underpowered": "Underpowered, since this run was too small to tell",
     "not testable here": "Not testable here",
@@ -38,27 +40,32 @@ def told(subject: Subject, claims: Sequence[Claim], outcomes: Mapping[str, Outco
         for verdict in VERDICTS
     }
     counted = [f"{len(some)} {verdict}" for verdict, some in by_verdict.items() if some]
-    points = []
+    points: list[str] = []
+    for verdict, meaning in MEANINGS.items():
+        if not (some := by_verdict[verdict]):
+            continue
+        told_of = [_said(claim, outcomes[claim.id]) for claim in some]
+        points.append(f"{meaning}: {'; '.join(told_of)}.")
     if subject.masked:
         points.append(
             f"Masked: a decoder's query does not see keys after it, which hides "
             f"{_listed(subject.masked)}. The raw score of such a pair exists and is shown; its "
             "attention is 0."
         )
-    for verdict, meaning in MEANINGS.items():
-        if not (some := by_verdict[verdict]):
-            continue
-        if verdict in ("mixed", "not yet measured"):
-            points.append(f"{meaning}: {', '.join(claim.id for claim in some)}.")
-        else:
-            why = [f"{claim.id} ({_clause(outcomes[claim.id].finding.reason)})" for claim in some]
-            points.append(f"{meaning}: {'; '.join(why)}.")
     counts = f"Of {len(claims)} claims: {_listed(counted)}."
     return Told(subject.name, counts, points)
 
 
 def _listed(phrases: Sequence[str]) -> str:
     return " and ".join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)
+
+
+def _said(claim: Claim, outcome: Outcome) -> str:
+    """Return a claim with its number, and why where nothing can be concluded from it."""
+    finding = outcome.finding
+    if finding.verdict in ("underpowered", "not testable here", "failed"):
+        return f"{claim.id} {claim.claim} ({_clause(finding.reason)})"
+    return f"{claim.id} {claim.claim}"
 
 
 def _clause(reason: str) -> str:

@@ -3,7 +3,8 @@
   const held = JSON.parse(document.getElementById("held").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touched = matchMedia("(pointer: coarse)");
-  const settings = { displaylogo: false, responsive: true, displayModeBar: touched.matches ? false : "hover" };
+  // No mode bar: its buttons have no place in an image, and one of them would upload the figure.
+  const settings = { displayModeBar: false, responsive: true };
   const shownRows = 200;
   const printWidth = 680;
   const narrow = 600;
