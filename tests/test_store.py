@@ -64,8 +64,11 @@ def take(tiny, tmp_path):
     return taken
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("given", [{"words": "bank"}, {}], ids=["words", "whole texts"])
+CASES = [(family, {"words": "bank"}) for family in FAMILIES]
+CASES += [(family, {}) for family in ("llama", "bert", "deepseek_v3")]
+
+
+@pytest.mark.parametrize(("family", "given"), CASES)
 def test_numbers_are_those_of_memory_bit_for_bit(family, given, tiny, tmp_path):
     model = tiny(family)
     plain = capture(model, TEXTS, SITES, batch_size=2, **given)
@@ -117,10 +120,10 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize("key", KEYS, ids=map(str, KEYS))
-def test_an_index_gives_what_a_tensor_gives(key, take):
-    stored = take(sites=["v"])
-    assert torch.equal(stored["v"][key], stored["v"].tensor()[key])
+def test_an_index_gives_what_a_tensor_gives(take):
+    v = take(sites=["v"])["v"]
+    for key in KEYS:
+        assert torch.equal(v[key], v.tensor()[key]), key
 
 
 def test_an_index_of_whole_texts(take):
@@ -454,7 +457,7 @@ def test_a_shard_of_another_store_is_noticed(take, tmp_path):
     for kind, end in (("shards", "safetensors"), ("index", "parquet")):
         shutil.copy(other / kind / f"000000.{end}", one / kind / f"000000.{end}")
     with pytest.raises(IntegrityError, match="it belongs to another manifest"):
-        open_store(one)
+        open_store(one)["v"].tensor()
     whole = files(take("whole").folder)
     take("one")
     assert files(one) == whole
@@ -565,7 +568,7 @@ def test_harmed_items_are_noticed_and_written_anew(take):
         open_store(folder)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_refuses(number, take, monkeypatch, tmp_path):
     """At every file in turn; what was there before stays, and the next call completes it."""
     whole, real, left = files(take("whole").folder), os.fsync, [0]
@@ -576,11 +579,10 @@ def test_a_disk_that_refuses(number, take, monkeypatch, tmp_path):
             raise OSError(number, os.strerror(number))
         return real(descriptor)
 
-    full = number in (errno.ENOSPC, errno.EDQUOT)
     monkeypatch.setattr(_files.os, "fsync", refuse)
     for allowed in (0, 3, 6, 11):
         left[0] = allowed
-        told = "the disk is full.*make room" if full else "cannot write to"
+        told = "the disk is full.*make room" if number == errno.ENOSPC else "cannot write to"
         with pytest.raises(DiskSpaceError, match=told):
             take(f"refused-{allowed}")
         assert not list(tmp_path.glob("**/.*.tmp")), "half a file takes no room"

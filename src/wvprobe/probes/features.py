@@ -4,6 +4,7 @@ Every feature is shifted and scaled once, which changes no probe (its coefficien
 at the end) but keeps float32 accurate where a feature's mean is far greater than its spread.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from wvprobe._validate import message
+from wvprobe.errors import InputError
 from wvprobe.probes.sources import Sites
 
 # A variance of less than this share of the squared mean is computed again, mean first.
@@ -66,10 +69,20 @@ class Frame(NamedTuple):
 
 
 def blocks_of(x: Sites, size: int, dtype: torch.dtype) -> Iterator[tuple[slice, Block]]:
-    """Yield the sites `size` at a time, each block in `dtype`."""
+    """Yield the sites `size` at a time, each block in `dtype`.
+
+    Raises:
+        InputError: they hold NaN or infinity. Of features that are read or made block by block
+            this is known no earlier.
+    """
     for start in range(0, x.count, size):
         sites = slice(start, min(start + size, x.count))
-        yield sites, block_of(x.block(sites), dtype)
+        part = x.block(sites)
+        if not math.isfinite(float(part.sum())) and not bool(part.isfinite().all()):
+            hint = "Look at what the references are made of."
+            got = f"NaN or infinity at sites {sites.start} to {sites.stop - 1}"
+            raise InputError(message("features", "finite", got, hint))
+        yield sites, block_of(part, dtype)
 
 
 def block_of(x: Float[Tensor, "item site feature"], dtype: torch.dtype) -> Block:

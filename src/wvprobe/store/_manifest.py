@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ class Manifest:
         }
         return json.dumps(document, ensure_ascii=False).encode()
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """The sha256 that every shard carries: the same where, and only where, nothing differs."""
         return hashlib.sha256(self.encoded()).hexdigest()
