@@ -4,7 +4,6 @@ Every feature is shifted and scaled once, which changes no probe (its coefficien
 at the end) but keeps float32 accurate where a feature's mean is far greater than its spread.
 """
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,8 +11,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from wvprobe._validate import message
-from wvprobe.errors import InputError
 from wvprobe.probes.sources import Sites
 
 # A variance of less than this share of the squared mean is computed again, mean first.
@@ -77,12 +74,7 @@ def blocks_of(x: Sites, size: int, dtype: torch.dtype) -> Iterator[tuple[slice, 
     """
     for start in range(0, x.count, size):
         sites = slice(start, min(start + size, x.count))
-        part = x.block(sites)
-        if not math.isfinite(float(part.sum())) and not bool(part.isfinite().all()):
-            hint = "Look at what the references are made of."
-            got = f"NaN or infinity at sites {sites.start} to {sites.stop - 1}"
-            raise InputError(message("features", "finite", got, hint))
-        yield sites, block_of(part, dtype)
+        yield sites, block_of(x.finite(sites), dtype)
 
 
 def block_of(x: Float[Tensor, "item site feature"], dtype: torch.dtype) -> Block:
