@@ -1,7 +1,9 @@
 """Fixtures that many tests share: small random models, the packaged models, labelled text."""
 
+import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,104 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no labelled text in {folder}; WVPROBE_SHARED_DATA may name its folder")
     return folder
+
+
+def shorten_reports(patch: pytest.MonkeyPatch) -> None:
+    """Take six of the bundled words, time and train small heads for an instant; no other path."""
+    import wvprobe
+    from wvprobe.attention_clock import time_attention
+    from wvprobe.counterfactual import compare_biases
+
+    def quick(**settings: Any) -> Any:
+        settings |= {"d_heads": (32, 64, 128), "seconds": 0.0, "kernels": ["flash", "eager"]}
+        return time_attention(128, 16, **settings)
+
+    def brief(**settings: Any) -> Any:
+        settings |= {"n_heads": 2, "d_head": 2, "symbols": 3, "steps": 2, "progress": False}
+        return compare_biases(**settings)
+
+    patch.setattr("wvprobe.contextual_drift._baseline.SENTENCES", 50)
+    patch.setattr("wvprobe._kernels.peak", lambda *_: (1e11, 1e10))
+    patch.setattr("wvprobe.report.measured.time_attention", quick)
+    patch.setattr(wvprobe, "time_attention", quick, raising=False)
+    patch.setattr("wvprobe.counterfactual._biases._HELD_OUT", 10)
+    patch.setattr("wvprobe.report.measured._trained", brief)
+    patch.setattr(wvprobe, "compare_biases", brief, raising=False)
+    whole = wvprobe.load_senses()
+    # Each a noun and a verb.
+    both = [w for w in whole.words if len({i.pos for i in whole.only(w)}) > 1][:6]
+    few = replace(whole, items=tuple(i for i in whole.items if i.word in both))
+
+    def senses(path: Any = None, **settings: Any) -> Any:
+        return few if path is None else wvprobe.datasets.load_senses(path, **settings)
+
+    patch.setattr(wvprobe, "load_senses", senses)
+    for module in ("report.measured", "report.given", "_equal_texts"):
+        patch.setattr(f"wvprobe.{module}.load_senses", senses)
+
+
+@pytest.fixture(scope="session")
+def small_sizes() -> Any:
+    """Return sizes of a report that a tiny model gets through in seconds."""
+    from wvprobe.report import Sizes
+
+    return Sizes("small", 54, 5, 50, 3, 1, 6, 1_000, 0, False)
+
+
+@pytest.fixture(scope="session")
+def small_treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A treebank of one grammar: "The old boat near the river sank there ." and others like it."""
+    words = {
+        1: ("boat", "bank", "clerk", "farmer", "engine", "teacher"),
+        3: ("river", "station", "garden", "harbour", "market", "forest"),
+        4: ("sank", "waited", "slept", "stood"),
+    }
+    lines = []
+    for number, (noun, place, verb) in enumerate(itertools.product(*words.values())):
+        rows = [
+            ("The", "DET", 2, "det"),
+            (noun, "NOUN", 6, "nsubj"),
+            ("near", "ADP", 5, "case"),
+            ("the", "DET", 5, "det"),
+            (place, "NOUN", 2, "nmod"),
+            (verb, "VERB", 0, "root"),
+            ("there", "ADV", 6, "advmod"),
+        ]
+        lines += [f"# sent_id = {number}", f"# text = {' '.join(row[0] for row in rows)}"]
+        lines += [
+            f"{i}\t{word}\t{word}\t{pos}\t_\t_\t{head}\t{relation}\t_\t_"
+            for i, (word, pos, head, relation) in enumerate(rows, 1)
+        ]
+        lines.append("")
+    path = tmp_path_factory.mktemp("treebank") / "small.conllu"
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_report(
+    tiny: Callable[..., Any],
+    small_sizes: Any,
+    small_treebank: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Any]:
+    """Return what writes a small report on tiny models; one asked for again is already written."""
+    from wvprobe.datasets import load_conllu
+    from wvprobe.report import write_report
+
+    written: dict[tuple[str, ...], Any] = {}
+
+    def report(*families: str) -> Any:
+        if families not in written:
+            with pytest.MonkeyPatch.context() as patch:
+                shorten_reports(patch)
+                written[families] = write_report(
+                    [tiny(family) for family in families],
+                    tmp_path_factory.mktemp("report"),
+                    treebank=load_conllu(small_treebank),
+                    sizes=small_sizes,
+                    files={"conllu": str(small_treebank)},
+                )
+        return written[families]
+
+    return report

@@ -42,6 +42,7 @@ def test_induction_model_passes():
     assert audit(induction_model()).ok
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_packaged_models_pass(smollm2, minilm):
     for model in (smollm2, minilm):

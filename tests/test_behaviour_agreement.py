@@ -6,9 +6,10 @@ import pandas
 import pytest
 import torch
 
+from wvprobe._statistics import spearman
 from wvprobe._types import Result
 from wvprobe.behaviour import behaviour_agreement, composed_with, head_behaviour
-from wvprobe.behaviour._agreement import _counts, _spearman
+from wvprobe.behaviour._agreement import _counts
 from wvprobe.compose import composition
 from wvprobe.errors import InputError, ShapeError
 from wvprobe.heads import HeadWeights
@@ -38,12 +39,12 @@ def behaviour(tiny):
 def test_spearman_is_pandas_with_ties_and_repeats():
     x, y = (random(13, seed=s).mul(2).round() for s in (1, 2))
     counts = torch.randint(4, (5, 13), generator=torch.Generator().manual_seed(3)).double()
-    found = _spearman(x, y, counts)
+    found = spearman(x, y, counts)
     for row, count in enumerate(counts.long()):
         frame = pandas.DataFrame({"x": x.repeat_interleave(count), "y": y.repeat_interleave(count)})
         expected = frame.rank().corr().loc["x", "y"]
         assert float(found[row]) == pytest.approx(expected)
-    assert _spearman(x, torch.ones(13).double(), counts).isnan().all()
+    assert spearman(x, torch.ones(13).double(), counts).isnan().all()
 
 
 def test_layers_are_drawn_whole():

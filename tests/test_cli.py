@@ -1,9 +1,11 @@
 """The command line: what it prints, and one line for every error that a user can cause."""
 
+import io
 import json
 import subprocess
 import sys
 
+import pandas
 import pytest
 
 from wvprobe import _packaged, cli
@@ -22,17 +24,17 @@ def test_models_lists_what_is_packaged(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("WVPROBE_CACHE", str(tmp_path))
     code, out, err = run(capsys, "models")
     assert (code, err) == (0, "")
-    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines()]
-    assert ["", "smollm2-135m", "134.5 M", "93 MB", "542 MB", "Apache-2.0", "no", ""] in rows
-    assert ["", "minilm-l6", "22.6 M", "84 MB", "92 MB", "Apache-2.0", "no", ""] in rows
+    rows = [line.split() for line in out.splitlines()]
+    assert ["smollm2-135m", "134.5", "M", "93", "MB", "542", "MB", "Apache-2.0", "no"] in rows
+    assert ["minilm-l6", "22.6", "M", "84", "MB", "92", "MB", "Apache-2.0", "no"] in rows
     assert "minilm-l6: all-MiniLM-L6-v2: BERT encoder" in out
-    assert f"cache: {tmp_path / 'models'}" in out.splitlines()[-1]
+    assert f"cache: {tmp_path / 'models'}" in out
 
 
 def test_models_says_which_are_cached(capsys, monkeypatch):
     monkeypatch.setattr(_packaged, "fault", lambda model, contents: "")
     _, out, _ = run(capsys, "models")
-    assert out.count(" yes ") == 2
+    assert sum(line.endswith(" yes") for line in out.splitlines()) == 2
 
 
 def fail() -> tuple:
@@ -62,6 +64,72 @@ def test_help_names_the_subcommands(capsys):
     assert code == 0
     assert "models" in out
     assert "--debug" in out
+
+
+COMMANDS = "models report audit circuits scores budget payload drift".split()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_that_parse(command):
+    import shlex
+
+    import typer
+
+    group = typer.main.get_command(cli.app)
+    found = group.commands[command]
+    assert found.help and found.epilog
+    lines = [line for line in found.epilog.splitlines() if line.startswith("wvprobe ")]
+    assert lines
+    for line in lines:
+        _, named, *arguments = shlex.split(line)
+        assert named == command
+        found.make_context(named, arguments)  # refuses what it does not know
+
+
+def test_every_command_is_tried_here():
+    import typer
+
+    assert set(typer.main.get_command(cli.app).commands) == set(COMMANDS)
+
+
+def test_completion_offers_models(capsys, monkeypatch):
+    monkeypatch.setenv("_WVPROBE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "wvprobe audit mini")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    code, out, _ = run(capsys)
+    assert (code, out.split()) == (0, ["minilm-l6"])
+
+
+def test_json_and_csv_are_one_or_the_other(capsys):
+    code, _, err = run(capsys, "models", "--json", "--csv")
+    assert code == 2 and "not both" in err
+
+
+def test_models_and_audits_as_json_and_csv(capsys):
+    code, out, err = run(capsys, "models", "--json")
+    assert (code, err) == (0, "") and json.loads(out)[0]["alias"] == "smollm2-135m"
+    code, out, _ = run(capsys, "audit", "tiny:llama", "--json")
+    rows = json.loads(out)
+    assert code == 0 and {row["status"] for row in rows} <= {"ok", "not applicable"}
+    assert all(row["error"] is None for row in rows if row["status"] == "not applicable")
+    code, out, _ = run(capsys, "audit", "tiny:llama", "--csv")
+    read = pandas.read_csv(io.StringIO(out))
+    assert read["identity"].tolist() == [row["identity"] for row in rows]
+
+
+def test_a_failed_audit_exits_with_1(capsys, monkeypatch):
+    from wvprobe import adapters
+
+    monkeypatch.setattr(adapters, "sliding_window", lambda *_: None)
+    monkeypatch.setattr("wvprobe.adapters.weights.sliding_window", lambda *_: None)
+    code, out, _ = run(capsys, "audit", "tiny:mistral")
+    assert code == 1 and "the audit failed" in out
+
+
+def test_on_a_terminal_tables_are_ruled(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, _ = run(capsys, "audit", "tiny:llama")
+    assert code == 0 and "───" in out and "tiny:llama: the audit holds" in out
 
 
 def test_models_needs_no_torch():
@@ -120,6 +188,18 @@ class TestCircuits:
         whole = run(capsys, "circuits", "tiny:llama", "-k", "2")
         assert streamed[0] == 0 and streamed[1] == whole[1]
 
+    def test_csv_has_every_head(self, capsys):
+        from wvprobe.heads import HeadWeights
+        from wvprobe.singular import spectra
+        from wvprobe.testing import tiny_model
+
+        code, out, _ = run(capsys, "circuits", "tiny:llama", "--csv", "-k", "1")
+        read = pandas.read_csv(io.StringIO(out))
+        expected = spectra(HeadWeights.from_model(tiny_model("llama")), "OV").to_frame()
+        ranks = read[read["circuit"] == "OV"]["effective_rank"]
+        assert code == 0 and len(read) == 2 * len(expected)
+        assert ranks.tolist() == pytest.approx(expected["effective_rank"].tolist())
+
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
@@ -131,7 +211,60 @@ class TestCircuits:
     )
     def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
         code, _, err = run(capsys, "circuits", "tiny:llama", *arguments)
-        assert code == 1 and told in err.splitlines()[-1]
+        assert code == 2 and told in err.splitlines()[-1]
+
+
+class TestScores:
+    """Scores between two words: the numbers of the Python calls."""
+
+    texts = ("a power bank dropped into the river.", "The river bank is close to here.")
+
+    def test_two_texts_give_shares(self, capsys):
+        from wvprobe.context_shares import context_dependence
+        from wvprobe.testing import tiny_model
+
+        code, out, _ = run(capsys, "scores", "tiny:llama", "--csv")
+        read = pandas.read_csv(io.StringIO(out))
+        model = tiny_model("llama")
+        expected = context_dependence(model, *self.texts, query="bank", key="river").to_frame()
+        for column in ("score_a", "score_b", "query_content", "key_content", "offset"):
+            assert read[column].tolist() == pytest.approx(expected[column].tolist(), abs=1e-6)
+        code, out, _ = run(capsys, "scores", "tiny:llama", "-k", "2")
+        assert code == 0 and "bank→river" in out and "masked in the first text" in out
+        assert len(out.strip().splitlines()) == 4
+
+    def test_one_text_gives_both_directions(self, capsys):
+        code, out, _ = run(capsys, "scores", "tiny:llama", "--text", self.texts[1], "-k", "1")
+        assert code == 0 and "bank→river in" in out and "river→bank in" in out
+        assert out.count("masked") == 1
+        code, out, _ = run(capsys, "scores", "tiny:bert", "--text", self.texts[1], "--json")
+        rows = json.loads(out)
+        assert not any(row["masked"] for row in rows) and len(rows) == 2 * 3 * 5
+
+    def test_terms_of_one_head_sum_to_its_score(self, capsys):
+        arguments = ("scores", "tiny:llama", "--layer", "2", "--head", "1")
+        code, out, _ = run(capsys, *arguments, "--json")
+        rows = json.loads(out)
+        _, two, _ = run(capsys, "scores", "tiny:llama", "--json")
+        score = next(r for r in json.loads(two) if (r["layer"], r["head"]) == (2, 1))
+        for text, name in zip(self.texts, ("score_a", "score_b"), strict=True):
+            total = sum(row["term"] for row in rows if row["text"] == text)
+            assert code == 0 and total == pytest.approx(score[name], abs=1e-4)
+        _, out, _ = run(capsys, *arguments, "-k", "3")
+        assert out.count("layer 2, head 1") == 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("--query", "bnk"), "bank"),
+            (("--layer", "1"), "--layer and --head must be given together"),
+            (("--text", "a", "--text", "b", "--text", "c"), "once or twice"),
+            (("--layer", "9", "--head", "0"), "`layer` must be in 0..2"),
+        ],
+    )
+    def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
+        code, _, err = run(capsys, "scores", "tiny:llama", *arguments)
+        assert code == 2 and told in err.splitlines()[-1]
 
 
 class TestBudget:
@@ -157,6 +290,17 @@ class TestBudget:
         assert found["parameters"] is None and found["published_parameters"] == 671e9
         assert found["alternatives"][0]["kind"] == "as given"
         assert found["source"].startswith("DeepSeek-AI 2024")
+
+    def test_csv(self, capsys):
+        from wvprobe.budget import known_architectures
+
+        code, out, _ = run(capsys, "budget", "GPT-3", "--csv")
+        read = pandas.read_csv(io.StringIO(out))
+        expected = known_architectures()["GPT-3"].to_frame()
+        assert code == 0 and read.columns.tolist() == expected.columns.tolist()
+        assert len(read) == len(expected)
+        _, out, _ = run(capsys, "budget", "GPT-3", "--csv", "--alternatives")
+        assert "full width" in out and "kv_ratio" in out.splitlines()[0]
 
     def test_a_model_and_its_config_alone(self, capsys, tmp_path):
         from wvprobe.testing import _hf_model
@@ -190,7 +334,7 @@ class TestBudget:
     )
     def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
         code, _, err = run(capsys, "budget", *arguments)
-        assert code == 1 and told in err.splitlines()[-1]
+        assert code == 2 and told in err.splitlines()[-1]
 
 
 class TestDrift:
@@ -261,7 +405,87 @@ class TestDrift:
     )
     def test_wrong_inputs_are_one_line(self, capsys, arguments, told):
         code, _, err = run(capsys, "drift", "tiny:llama", *arguments)
-        assert code == 1 and told in err.splitlines()[-1]
+        assert code == 2 and told in err.splitlines()[-1]
+
+
+class TestReport:
+    """Arguments to one call; the exit code says whether all went well."""
+
+    @pytest.fixture
+    @staticmethod
+    def asked(monkeypatch, tmp_path):
+        """What the command asked for; nothing is measured."""
+        from wvprobe.report import Step, Written
+
+        calls = []
+
+        def write(models, out, *, progress, **settings):
+            calls.append((models, out, settings))
+            progress(Step("tiny:llama: 1.1 something", 0.25, 200.0))
+            failed = ("tiny:llama: 1.1",) if "broken" in models else ()
+            if "stopped" in models:
+                raise KeyboardInterrupt
+            told = ("tiny:llama: Of 23 claims: 23 supported.",)
+            return Written(tmp_path / "index.html", tmp_path / "results.json", True, failed, told)
+
+        monkeypatch.setattr("wvprobe.report.write_report", write)
+        return calls
+
+    def test_models_and_sizes(self, capsys, asked):
+        from wvprobe.report import BANK, FULL, QUICK
+
+        assert run(capsys, "report")[0] == 0
+        code, out, err = run(capsys, "report", "--quick", "--resume", "--out", "there")
+        assert code == 0 and out.startswith("tiny:llama: Of 23 claims: 23 supported.\n")
+        assert "1.1 something (25% done, about 3 min left)" in err
+        (full, where, settings), (quick, there, quickly) = asked
+        assert (full, where) == (["smollm2-135m", "minilm-l6"], "report")
+        assert (quick, there) == (["smollm2-135m"], "there")
+        assert (settings["sizes"], quickly["sizes"]) == (FULL, QUICK)
+        assert (settings["resume"], quickly["resume"]) == (False, True)
+        assert settings["pair"] is BANK and settings["texts"] is None
+
+    def test_what_the_reader_brings(self, capsys, asked, tmp_path, small_treebank):
+        texts = tmp_path / "texts.txt"
+        texts.write_text("One bat.\n\n  Two bats.\n", encoding="utf-8")
+        code, _, _ = run(
+            capsys,
+            *("report", "tiny:llama", "tiny:bert", "--texts", str(texts)),
+            *("--conllu", str(small_treebank), "--pair", "A bat flew.", "The bat flew.", "bat"),
+        )
+        ((models, _, settings),) = asked
+        assert code == 0 and models == ["tiny:llama", "tiny:bert"]
+        assert settings["texts"] == ("One bat.", "Two bats.")
+        assert len(settings["treebank"]) == 144
+        assert settings["files"] == {"texts": str(texts), "conllu": str(small_treebank)}
+        assert (settings["pair"].word, settings["pair"].other) == ("bat", "flew")
+        run(capsys, "report", "--other", "is")
+        assert asked[1][2]["pair"].other == "is"
+
+    def test_what_failed_and_what_was_stopped(self, capsys, asked):
+        code, _, err = run(capsys, "report", "broken")
+        assert code == 1 and "failed: tiny:llama: 1.1. See errors.log" in err
+        code, _, err = run(capsys, "report", "stopped")
+        assert code == 130 and "--resume goes on" in err
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (("tiny:llma",), "Did you mean 'tiny:llama'"),
+            (("--texts", "nowhere.txt"), "no file or folder nowhere.txt"),
+            (("tiny:llama", "--pair", "A bat.", "A cat.", "bat"), "bat"),
+            (("tiny:llama", "tiny:llama"), "all different"),
+            (("tiny:llama", "--pair", "A bat.", " ", "bat"), "something in it"),
+            (("tiny:llama", "--other", "bank"), "another word than 'bank'"),
+        ],
+    )
+    def test_wrong_inputs_are_one_line(self, capsys, arguments, told, tmp_path):
+        code, _, err = run(capsys, "report", *arguments, "--out", str(tmp_path))
+        assert code == 2 and told in err.splitlines()[-1]
+
+    def test_a_pair_is_three_values(self, capsys):
+        code, _, err = run(capsys, "report", "--pair", "one", "two")
+        assert code == 2 and "Traceback" not in err
 
 
 def test_payload_lists_heads_and_the_division_of_labour(capsys, tmp_path):
@@ -276,6 +500,25 @@ def test_payload_lists_heads_and_the_division_of_labour(capsys, tmp_path):
     assert (tmp_path / "found" / "result.json").exists()
 
 
+@pytest.mark.slow
+def test_payload_as_json_has_every_head(capsys):
+    code, out, _ = run(
+        capsys,
+        "payload",
+        "tiny:llama",
+        "--label",
+        "pos",
+        "--words",
+        "120",
+        "--draws",
+        "2",
+        "--json",
+    )
+    found = json.loads(out)
+    assert code == 0 and found["label"] == "pos" and {"contrasts", "heads"} <= set(found)
+    assert {row["site"] for row in found["heads"]} == {"v", "q", "k", "attn_in"}
+
+
 def test_payload_takes_one_data_set(capsys):
     code, _, err = run(capsys, "payload", "tiny:llama", "--conllu", "a", "--senses", "b")
-    assert code == 1 and "not several" in err
+    assert code == 2 and "not several" in err

@@ -369,6 +369,7 @@ def test_frame_top_figure_and_file(tmp_path, tiny):
     assert drawn.data[-1].z[2][7] == pytest.approx(float(found.scores[0, 2, 1, 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_on_a_trained_model_z_is_descriptive(smollm2):
     """Methods: pairs that cannot compose lie beyond 3 in 40 to 46 % of cases."""

@@ -109,6 +109,7 @@ def test_wrong_inputs(baseline, tiny):
         drift_baseline(tiny("gpt2"), SenseDataset("one", load_senses().items[:1]))
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     """Distance 0 at the embedding and .31 at stream 8: measured before, with transformers alone."""

@@ -208,6 +208,7 @@ def test_the_embedding_after_the_first_mlp():
         copying_scores(heads, layers=0, embedding="mlp0")
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_smollm2_has_heads_that_copy_and_heads_that_suppress(smollm2):
     heads = HeadWeights.from_model(smollm2)

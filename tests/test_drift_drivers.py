@@ -246,6 +246,7 @@ def test_wrong_inputs(tiny):
         wvprobe.drift_drivers(model, one)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     for model in (smollm2, minilm):

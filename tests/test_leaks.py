@@ -18,6 +18,7 @@ from wvprobe.activations import open_store, read_sites
 from wvprobe.behaviour import dependency_heads
 from wvprobe.components import components_at, stream_components, stream_sources
 from wvprobe.contextual_drift import drift_baseline, held_out_senses, score_drift
+from wvprobe.counterfactual import head_ranks
 from wvprobe.datasets import LabelledDataset, LabelledSentence, SenseDataset, SenseItem
 from wvprobe.dissociation import double_dissociation
 from wvprobe.influence import context_influence
@@ -113,12 +114,22 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "head_behaviour": lambda m: wvprobe.head_behaviour(
         m, texts=VARIED[:4], samples=3, length=4, max_offset=3, progress=False
     ),
+    "head_interactions": lambda m: wvprobe.head_interactions(m, [A, B]),
+    "head_ranks": lambda m: head_ranks(m, [A, B]),
     "payload": lambda m: wvprobe.payload(m, LABELLED, control_draws=1, **CHOSEN),
     "payload, reinitialised": lambda m: wvprobe.payload(
         m, LABELLED, reinitialised=True, control_draws=1, **CHOSEN
     ),
+    "repeated_head": lambda m: wvprobe.repeated_head(m, [A, B], layers="all"),
+    "resize_heads": lambda m: wvprobe.resize_heads(
+        m, [A, B], budget=0.5, allocation=("uniform", "energy", "loss"), calibration=VARIED[:3]
+    ),
     "score_ledger": _ledger,
     "score_variance": lambda m: wvprobe.score_variance(m, VARIED, progress=False),
+    "sequential_heads": lambda m: wvprobe.sequential_heads(m, [A, B], layers="all"),
+    "share_kv_heads": lambda m: wvprobe.share_kv_heads(
+        m, [A, B], n_kv_heads=1, calibration=VARIED[:3]
+    ),
     "value_flow": lambda m: wvprobe.value_flow(m, A),
     # Not exported by the root.
     "check_terms": lambda m: check_terms(m, _ledger(m), n=2),
@@ -146,6 +157,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 # Calls in the slow test: 200, but of those that take long.
 TIMES = dict.fromkeys(CALLS, 200) | {
     **dict.fromkeys(("audit", "drift_pair", "erase", "payload", "score_variance"), 50),
+    **dict.fromkeys(("head_interactions", "head_ranks", "repeated_head", "resize_heads"), 20),
+    **dict.fromkeys(("sequential_heads", "share_kv_heads"), 20),
     "payload, reinitialised": 20,
 }
 # Functions of a model that run no forward of it, or none of their own.
@@ -160,7 +173,7 @@ NO_MODEL = {
     *("Circuit", "HeadBudget", "Result", "WvprobeError", "__version__"),
     *("load", "load_conllu", "load_iob2", "load_senses", "known_architectures", "alternatives"),
     *("HeadWeights", "spectra", "offset_profile", "copying_scores", "top_tokens", "composition"),
-    *("subspace_overlap", "fit_probes", "figure", "time_attention"),
+    *("subspace_overlap", "fit_probes", "figure", "time_attention", "compare_biases"),
 }
 CALLED = {name.partition(",")[0] for name in CALLS}
 

@@ -241,6 +241,7 @@ def spearman(a, b):
     return torch.cosine_similarity(*centred, dim=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_profiles_foretell_the_attention_of_smollm2(smollm2):
     """μ from one half of the prose, attention on paragraphs of the other half."""

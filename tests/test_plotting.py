@@ -1,18 +1,22 @@
 """Figures: one a result type, with titles that say the finding."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from wvprobe._types import Provenance, Result
 from wvprobe.activations import capture
 from wvprobe.attention_clock import time_attention
 from wvprobe.auditing import audit
 from wvprobe.budget import alternatives, head_scaling, known_architectures
+from wvprobe.compose import composition
 from wvprobe.context_shares import context_dependence
 from wvprobe.contextual_drift import drift_pair
 from wvprobe.errors import InputError
+from wvprobe.flow import value_flow
+from wvprobe.heads import HeadWeights
 from wvprobe.influence import context_influence
 from wvprobe.ledger import check_terms, score_ledger
 from wvprobe.plotting import figure
@@ -203,3 +207,33 @@ def test_a_result_without_a_figure_is_refused():
 
     with pytest.raises(InputError, match="Got Plain instead"):
         figure(Plain(Provenance.of("none", "")))
+
+
+def test_figures_stay_light_for_long_texts_and_many_heads(tiny):
+    model = tiny("gpt2")
+    short = value_flow(model, TEXTS[1], layer=1, token=3)
+    size = 700
+    long = replace(
+        short,
+        strings=tuple(f"t{place}" for place in range(size)),
+        pattern=torch.rand(1, short.pattern.shape[1], size, size),
+        value_norms=torch.rand(1, short.value_norms.shape[1], size),
+        scales=torch.ones(1, size),
+        effects=None,
+    )
+    maps = figure(long).data
+    assert len(maps[0].z) == len(maps[0].z[0]) == len(maps[0].x) == 175
+    head = int(figure(long).layout.title.text.split("H")[1].split(":")[0])
+    assert maps[0].z[1][2] == pytest.approx(float(long.pattern[0, head, 4:8, 8:12].max()))
+    assert "largest of 4 × 4 tokens" in figure(long).layout.annotations[0].text
+    assert len(figure(long).to_json()) < 2e6
+    layers, heads = 32, 32
+    scores = torch.rand(layers, heads, layers, heads)
+    few = composition(HeadWeights.from_model(model), "K")
+    alike = dict.fromkeys(("scores", "z", "p_values", "impossible", "impossible_z"), scores)
+    zero = dict.fromkeys(("zero_writers", "zero_readers"), torch.zeros(layers, heads).bool())
+    found = replace(few, **alike, **zero, q_values=scores.clamp(min=0.04))
+    drawn = figure(found)
+    assert len(drawn.to_json()) < 2e6
+    lines = list(drawn.select_traces({"mode": "lines"}))
+    assert len(lines) == 60  # the strongest of thousands below the level

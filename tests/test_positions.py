@@ -241,6 +241,7 @@ class TestEffectiveEmbedding:
             HeadWeights.from_model(tiny("bert"), effective_embedding=True)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_effective_embedding_of_a_real_model(smollm2):
     heads = HeadWeights.from_model(smollm2, effective_embedding=True)

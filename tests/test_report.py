@@ -1,19 +1,20 @@
 """The page and its numbers."""
 
 import functools
-import itertools
 import json
 from dataclasses import replace
 
 import pytest
+from conftest import shorten_reports
 
 import wvprobe
-from wvprobe.attention_clock import Spread, time_attention
+from wvprobe.attention_clock import Spread
 from wvprobe.budget import HeadBudget
-from wvprobe.datasets import load_conllu
+from wvprobe.counterfactual import Difference
 from wvprobe.errors import DiskSpaceError
-from wvprobe.report import write_report
+from wvprobe.report import QUICK, write_report
 from wvprobe.report.catalogue import CLAIMS, QUESTIONS
+from wvprobe.report.given import BANK, Given, lines_of
 from wvprobe.report.measured import TEXT_A, TEXT_B, Measured
 from wvprobe.report.question1 import Estimate, judge_anew, judge_division
 from wvprobe.report.question2 import (
@@ -24,7 +25,13 @@ from wvprobe.report.question2 import (
     judge_influence,
     judge_position,
 )
-from wvprobe.report.question3 import concatenation, judge_identity, judge_relations
+from wvprobe.report.question3 import (
+    concatenation,
+    judge_biases,
+    judge_identity,
+    judge_relations,
+    judge_sequence,
+)
 from wvprobe.report.question4 import (
     judge_common_width,
     judge_divisibility,
@@ -40,12 +47,12 @@ from wvprobe.report.question5 import (
     judge_full_width,
     uneven_widths,
 )
+from wvprobe.report.splits import judge_sharing, judge_split, judge_width, sharing, uneven_gain
 from wvprobe.testing import tiny_model
 
 IDS = (
     "1.1 1.2 2.1 2.2 2.3 2.4 2.5 2.6 3.1 3.2 3.3 3.4 4.1 4.2 4.3 4.4 4.5 5.1 5.2 5.3 5.4 5.5 5.6"
 ).split()
-MORE_FAMILIES = ("llama", "bert", "phi", "bloom", "deepseek_v3")
 MEASURED = {
     "1.1",
     "1.2",
@@ -55,6 +62,7 @@ MEASURED = {
     "2.4",
     "2.5",
     "2.6",
+    "3.1",
     "3.3",
     "3.4",
     "4.1",
@@ -64,67 +72,16 @@ MEASURED = {
     "5.5",
 }
 MEASURED |= {"4.3", "4.4", "4.5"}
+MEASURED |= {"5.2", "5.3", "5.6"}
+MEASURED |= {"3.2"}
 # The clock's numbers are of the moment: what the lines of Python give is of the same kind only.
 TIMED = {"4.4"}
 
 
 @pytest.fixture(autouse=True)
-def short_baseline(monkeypatch):
-    """Take fewer sentences than a report does, which changes numbers and no code path."""
-    monkeypatch.setattr("wvprobe.contextual_drift._baseline.SENTENCES", 50)
-
-
-@pytest.fixture(autouse=True)
-def short_clock(monkeypatch):
-    """Time small heads for an instant."""
-
-    def quick(**settings):
-        settings |= {"d_heads": (32, 64, 128), "seconds": 0.0, "kernels": ["flash", "eager"]}
-        return time_attention(128, 16, **settings)
-
-    monkeypatch.setattr("wvprobe._kernels.peak", lambda *_: (1e11, 1e10))
-    monkeypatch.setattr("wvprobe.report.measured.time_attention", quick)
-    monkeypatch.setattr(wvprobe, "time_attention", quick, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def fewer_words(monkeypatch):
-    """Take six words of the bundled ones, each a noun and a verb, likewise."""
-    whole = wvprobe.load_senses()
-    both = [w for w in whole.words if len({i.pos for i in whole.only(w)}) > 1][:6]
-    few = replace(whole, items=tuple(i for i in whole.items if i.word in both))
-    for module in ("wvprobe", "wvprobe.report.measured", "wvprobe._equal_texts"):
-        monkeypatch.setattr(f"{module}.load_senses", lambda: few)
-
-
-@pytest.fixture(scope="module")
-def treebank(tmp_path_factory):
-    """A treebank of one grammar: "The old boat near the river sank there ." and others like it."""
-    words = {
-        1: ("boat", "bank", "clerk", "farmer", "engine", "teacher"),
-        3: ("river", "station", "garden", "harbour", "market", "forest"),
-        4: ("sank", "waited", "slept", "stood"),
-    }
-    lines = []
-    for number, (noun, place, verb) in enumerate(itertools.product(*words.values())):
-        rows = [
-            ("The", "DET", 2, "det"),
-            (noun, "NOUN", 6, "nsubj"),
-            ("near", "ADP", 5, "case"),
-            ("the", "DET", 5, "det"),
-            (place, "NOUN", 2, "nmod"),
-            (verb, "VERB", 0, "root"),
-            ("there", "ADV", 6, "advmod"),
-        ]
-        lines += [f"# sent_id = {number}", f"# text = {' '.join(row[0] for row in rows)}"]
-        lines += [
-            f"{i}\t{word}\t{word}\t{pos}\t_\t_\t{head}\t{relation}\t_\t_"
-            for i, (word, pos, head, relation) in enumerate(rows, 1)
-        ]
-        lines.append("")
-    path = tmp_path_factory.mktemp("treebank") / "small.conllu"
-    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    return path
+def shortened(monkeypatch):
+    """The lines of Python on a page are run in the same small world as the page was written in."""
+    shorten_reports(monkeypatch)
 
 
 def test_all_claims_are_there_each_with_a_rule():
@@ -132,53 +89,39 @@ def test_all_claims_are_there_each_with_a_rule():
     assert all(claim.rule and claim.claim for claim in CLAIMS)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gpt2",
-        *(
-            pytest.param(f, marks=pytest.mark.slow)
-            for f in "llama bert phi bloom deepseek_v3".split()
-        ),
-    ],
-)
-def test_a_report_is_written(family, tiny, tmp_path):
-    steps = []
-    written = write_report(tiny(family), tmp_path / "out", progress=steps.append)
-    assert len(steps) >= 3 and written.audit.ok
+FAMILIES = [
+    "llama",
+    *(pytest.param(f, marks=pytest.mark.slow) for f in ("bert", "phi", "bloom", "deepseek_v3")),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_report_is_written(family, small_report):
+    written = small_report(family)
+    assert written.ok and not written.failed
     document = json.loads(written.results.read_text())
     assert set(document) == {"claims", "provenance"}
     by_id = {claim["id"]: claim for claim in document["claims"]}
     assert list(by_id) == IDS
     for claim in by_id.values():
         assert {"id", "claim", "verdict", "rule", "numbers", "interval", "n", "model"} <= set(claim)
-        assert claim["model"] == f"tiny:{family}"
+        own = "small models trained from scratch, no pretrained one"
+        assert claim["model"] == (own if claim["id"] == "3.2" else f"tiny:{family}")
         assert (claim["verdict"] == "not yet measured") == (claim["id"] not in MEASURED)
+    assert by_id["2.5"]["claim"].startswith("Q of 'bank' and K of 'river' both differ")
     assert by_id["3.3"]["verdict"] == "supported"
     assert by_id["5.1"]["numbers"]["per_layer"] == 3 * 96 * 12288**2
     assert document["provenance"]["weight_hash"]
 
 
-@pytest.mark.slow
-def test_the_page_needs_no_network(tiny, tmp_path):
-    import re
-
-    page = write_report(tiny("llama"), tmp_path).page.read_text()
-    own = page.replace(page[page.index("<script>") : page.index("</script>")], "", 1)
-    assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", own)
-    assert page.count("Plotly.newPlot(") >= 3
-    assert r"bank\u2192river (masked)" in own
-    assert "a power bank dropped into the river." in own
-
-
-@pytest.mark.slow
 def test_a_failed_audit_is_told_on_the_page(tmp_path, monkeypatch):
     from wvprobe import adapters
 
     monkeypatch.setattr(adapters, "sliding_window", lambda *_: None)
     monkeypatch.setattr("wvprobe.adapters.weights.sliding_window", lambda *_: None)
+    monkeypatch.setattr("wvprobe.report.QUESTIONS", ())
     written = write_report(tiny_model("mistral"), tmp_path)
-    assert not written.audit.ok
+    assert not written.audited and not written.ok
     assert "The audit failed" in written.page.read_text()
 
 
@@ -195,6 +138,30 @@ class TestVerdicts:
         good, bad = judge_identity([1e-7, 9.9e-5], 2), judge_identity([1e-7, 1.1e-4], 2)
         assert (good.verdict, bad.verdict) == ("supported", "refuted")
         assert good.interval == (1e-7, 9.9e-5) and good.n == 2
+
+    @pytest.mark.parametrize(
+        ("natural", "reversed_", "verdict"),
+        [
+            ((0.9, 0.11, 1.0), (0.5, 0.11, 0.6), "supported"),
+            ((0.9, 0.11, 1.0), (0.5, 0.10, 0.6), "mixed"),
+            ((0.9, 0.11, 1.0), (0.05, 0.0, 0.10), "mixed"),
+            ((0.1, 0.05, 0.11), (0.05, 0.0, 0.10), "mixed"),
+            ((0.1, 0.05, 0.10), (0.05, 0.0, 0.10), "refuted"),
+        ],
+    )
+    def test_sequence(self, natural, reversed_, verdict):
+        together = {"all blocks, natural": natural, "all blocks, reversed": reversed_}
+        alone = {"block 0": (0.2, 0.11, 0.3), "block 9": (0.2, 0.10, 0.3)}
+        found = judge_sequence(together, alone, 0.1, 5)
+        assert (found.verdict, found.n) == (verdict, 5)
+        assert found.numbers["blocks_beyond"] == 1 and found.numbers["blocks_tried"] == 2
+        assert found.numbers["least_of_orders"] == min(natural[0], reversed_[0])
+        assert found.interval == (min(natural[1], reversed_[1]), max(natural[2], reversed_[2]))
+
+    def test_one_head_is_no_sequence(self):
+        claim = next(claim for claim in CLAIMS if claim.id == "3.1")
+        measured = Measured(tiny_model("gpt2", n_head=1))
+        assert claim.judge(measured).verdict == "not testable here" and not claim.shown(measured)
 
     @pytest.mark.parametrize(
         ("distances", "verdict", "start"),
@@ -265,6 +232,27 @@ class TestVerdicts:
     def test_relations(self, clear, nominal, verdict):
         finding = judge_relations(clear, nominal, 7, 100)
         assert finding.verdict == verdict and finding.numbers["layer"] == 1
+
+    @pytest.mark.parametrize(
+        ("breadth", "depth", "verdict"),
+        [
+            ((0.10, 0.051, 0.15), (0.4, 0.30, 0.50), "supported"),
+            ((0.10, 0.050, 0.15), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.30, 0.50), "mixed"),
+            ((0.00, -0.01, 0.01), (0.4, 0.05, 0.75), "mixed"),
+            ((0.00, -0.01, 0.05), (-0.4, -0.5, -0.3), "refuted"),
+            ((0.00, -0.01, 0.051), (0.0, 0.0, 0.0), "mixed"),
+        ],
+    )
+    def test_biases(self, breadth, depth, verdict):
+        sides = Difference(*breadth), Difference(*depth)
+        found = judge_biases(*sides, 5, quick=False)
+        assert (found.verdict, found.n) == (verdict, 5)
+        assert found.interval == min(breadth[1:], depth[1:])
+        assert found.numbers["depth_sequential_minus_parallel_high"] == depth[2]
+        assert judge_biases(*sides, 5, quick=True).verdict == "underpowered"
+        assert judge_biases(*sides, 4, quick=False).verdict == "underpowered"
+        assert "for anything to follow" in judge_biases(*sides, 4, quick=False).reason
 
     @pytest.mark.parametrize(
         ("cosine", "score", "verdict"),
@@ -355,6 +343,51 @@ class TestVerdicts:
         assert "d_head is constant" in found.reason
         assert "d_head is not constant" in judge_scaling(heads, (0.1, 0.01, 0.2), 83).reason
 
+    @pytest.mark.parametrize(
+        ("interval", "verdict"),
+        [((-0.1, 0.009), "supported"), ((0.0, 0.02), "mixed"), ((0.011, 0.1), "refuted")],
+    )
+    def test_split(self, interval, verdict):
+        found = judge_split(sum(interval) / 2, interval, 16)
+        assert (found.verdict, found.interval, found.n) == (verdict, interval, 16)
+
+    def test_a_split_of_a_model_without_loss_is_not_judged(self, tiny):
+        found = uneven_gain(Measured(tiny("bert")))
+        assert found.verdict == "not testable here"
+        assert 0 < found.numbers["change_uneven"] < 1
+
+    @pytest.mark.parametrize(
+        ("interval", "verdict"),
+        [((1.51, 3.0), "supported"), ((1.2, 1.6), "mixed"), ((0.9, 1.49), "refuted")],
+    )
+    def test_sharing(self, interval, verdict):
+        numbers = {"bytes_saved": 0.667, "change_even": 0.4, "change_uneven": 0.5}
+        found = judge_sharing(1.25, interval, numbers, 16)
+        assert (found.verdict, found.interval, found.n) == (verdict, interval, 16)
+        assert "saves 67% of the cache" in found.reason and found.numbers["ratio"] == 1.25
+
+    def test_sharing_of_one_head_is_not_testable(self, tiny):
+        from wvprobe.errors import UnsupportedError
+
+        with pytest.raises(UnsupportedError, match="one key-value head"):
+            sharing(Measured(tiny("llama", num_key_value_heads=1)))
+
+    @pytest.mark.parametrize(
+        ("ov", "d_head", "verdict"),
+        [
+            ((0.8, 0.51, 0.9), 64, "supported"),
+            ((0.8, 0.49, 0.9), 64, "mixed"),
+            ((0.3, 0.20, 0.49), 64, "refuted"),
+            ((0.3, 0.20, 0.49), 63, "not testable here"),
+            ((0.8, 0.51, 0.9), 63, "supported"),
+        ],
+    )
+    def test_width(self, ov, d_head, verdict):
+        within, needed = {"OV": ov, "QK": (1.0, 1.0, 1.0)}, {"OV": 50.0, "QK": 30.0}
+        found = judge_width(within, needed, {"OV": d_head, "QK": d_head}, 270)
+        assert (found.verdict, found.interval) == (verdict, (ov[1], min(ov[2], 1.0)))
+        assert ("narrower than 64" in found.reason) == (d_head < 64)
+
     def test_full_width_heads(self):
         judge = functools.partial(judge_full_width, HeadBudget(12_288, 96, 12_288, n_layers=96))
         found = judge()
@@ -402,15 +435,16 @@ class TestVerdicts:
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
-def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, treebank, tmp_path):
-    model = tiny(family)
-    written = write_report(model, tmp_path, treebank=load_conllu(treebank))
+def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(
+    family, tiny, small_report, small_treebank
+):
+    model, written = tiny(family), small_report(family)
     page, document = written.page.read_text(), json.loads(written.results.read_text())
     for claim in document["claims"]:
         if claim["id"] not in MEASURED or claim["verdict"] == "not testable here":
             continue
         given = {"wvprobe": wvprobe, "model": model, "text_a": TEXT_A, "text_b": TEXT_B}
-        given["conllu"] = str(treebank)
+        given["conllu"] = str(small_treebank)
         exec(claim["code"], given)
         assert given["numbers"], claim["id"]
         if claim["id"] in TIMED:
@@ -423,15 +457,24 @@ def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(family, tiny, tr
     assert "context_dependence(model, text_a, text_b" in page
 
 
-def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say():
+def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say(small_sizes):
     model = tiny_model("llama", num_hidden_layers=12)
     claim = next(claim for claim in CLAIMS if claim.id == "2.3")
-    finding = claim.judge(Measured(model))
+    claim = claim.about(BANK.told, lines_of(Given(), small_sizes))
+    finding = claim.judge(Measured(model, sizes=small_sizes))
     assert finding.verdict != "not testable here" and finding.n == 6
     given = {"wvprobe": wvprobe, "model": model}
     exec(claim.code, given)
     assert given["numbers"] == finding.numbers
     assert claim.judge(Measured(tiny_model("llama"))).verdict == "not testable here"
+
+
+def test_a_quick_report_holds_its_training_underpowered(tiny):
+    claim = next(claim for claim in CLAIMS if claim.id == "3.2")
+    finding = claim.judge(Measured(tiny("llama")))
+    assert finding.verdict == "underpowered" and finding.n == 5
+    full = Measured(tiny("llama"), sizes=replace(QUICK, full_training=True))
+    assert claim.judge(full).verdict != "underpowered"
 
 
 def test_every_measured_claim_says_what_would_flip_it_and_how_to_get_its_numbers():

@@ -4,7 +4,13 @@ import pytest
 import scipy.stats
 import torch
 
-from wvprobe._statistics import benjamini_hochberg, haar_moments, mean_interval, wilson_interval
+from wvprobe._statistics import (
+    benjamini_hochberg,
+    haar_moments,
+    mean_interval,
+    t_interval,
+    wilson_interval,
+)
 
 
 def test_benjamini_hochberg_by_hand():
@@ -76,3 +82,20 @@ def test_what_no_rotation_changes_has_no_deviation():
     assert float(haar_moments(7 * one, 7 * one, 3 * one, 3 * one, 7)[1]) == 0.0
     mean, deviation = haar_moments(one, one, 2 * one, 4 * one, 1)
     assert (float(mean), float(deviation)) == (2.0, 0.0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 11, 40])
+def test_t_intervals_are_scipys(n):
+    values = torch.randn(n, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    low, high = t_interval(values)
+    mean, error = values.mean(dim=0), values.std(dim=0) / n**0.5
+    expected = scipy.stats.t.interval(0.95, n - 1, loc=mean, scale=error)
+    for found, wanted in zip((low, high), expected, strict=True):
+        torch.testing.assert_close(found, torch.as_tensor(wanted), atol=1e-12, rtol=1e-12)
+
+
+def test_one_value_has_no_t_interval_and_equal_ones_have_no_width():
+    low, high = t_interval(torch.ones(1, 2))
+    assert bool(low.isnan().all()) and bool(high.isnan().all())
+    low, high = t_interval(torch.full((5,), 0.25))
+    assert float(low) == float(high) == 0.25

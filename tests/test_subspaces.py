@@ -207,6 +207,7 @@ def test_one_layer_has_no_pair():
     assert "One layer" in found.figure().layout.title.text
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_layers_values_of_a_trained_model_overlap_little_more_than_random(smollm2):
     found = subspace_overlap(HeadWeights.from_model(smollm2), "V")

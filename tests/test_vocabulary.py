@@ -527,6 +527,7 @@ def test_bytes_and_markup_are_shown_as_they_are(tiny):
     assert found.figure().layout.yaxis.ticktext[0] == "“&lt;0xE2&gt;”"
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_smollm2s_layer_0_scores_and_pairs(smollm2):
     heads = HeadWeights.from_model(smollm2)

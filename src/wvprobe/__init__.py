@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from wvprobe.contextual_drift import drift_drivers as drift_drivers
     from wvprobe.contextual_drift import drift_pair as drift_pair
     from wvprobe.copying import copying_scores as copying_scores
+    from wvprobe.counterfactual import compare_biases as compare_biases
+    from wvprobe.counterfactual import head_interactions as head_interactions
+    from wvprobe.counterfactual import repeated_head as repeated_head
+    from wvprobe.counterfactual import resize_heads as resize_heads
+    from wvprobe.counterfactual import sequential_heads as sequential_heads
+    from wvprobe.counterfactual import share_kv_heads as share_kv_heads
     from wvprobe.datasets import load_conllu as load_conllu
     from wvprobe.datasets import load_iob2 as load_iob2
     from wvprobe.datasets import load_senses as load_senses
@@ -55,6 +61,7 @@ _HOMES = {
     "audit": "auditing",
     "capture": "activations",
     "copying_scores": "copying",
+    "compare_biases": "counterfactual",
     "composition": "compose",
     "context_dependence": "context_shares",
     "drift": "contextual_drift",
@@ -66,14 +73,19 @@ _HOMES = {
     "find_word": "words",
     "known_architectures": "budget",
     "head_behaviour": "behaviour",
+    "head_interactions": "counterfactual",
     "load": "models",
     "load_conllu": "datasets",
     "load_iob2": "datasets",
     "load_senses": "datasets",
     "offset_profile": "offsets",
     "payload": "value_payload",
+    "repeated_head": "counterfactual",
+    "resize_heads": "counterfactual",
     "score_ledger": "ledger",
     "score_variance": "pair_variance",
+    "sequential_heads": "counterfactual",
+    "share_kv_heads": "counterfactual",
     "spectra": "singular",
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",

@@ -1,6 +1,6 @@
 """What a change to a model does to what it says and holds, text by text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class _Ran(NamedTuple):
     x: Float[Tensor, "text pos d_model"]
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """Texts that run together.
 
     Attributes:
@@ -104,13 +104,13 @@ def measure_effects(
     """
     arch = adapters.architecture(model)
     encodings = [encode(model, text, prepend_bos=prepend_bos) for text in texts]
-    _check(encodings)
+    check_encodings(encodings)
     headless = bool(adapters.why_no_head(model))
     found = {name: torch.full((len(settings), len(texts)), torch.nan).double() for name in _FIELDS}
     loss = torch.full((len(texts),), torch.nan).double()
-    batches = list(_batches(model, arch, encodings, headless))
-    with progress_bar(len(batches) * len(settings), "changed runs", progress) as advance:
-        for batch in batches:
+    runs = list(batches(model, arch, encodings, headless))
+    with progress_bar(len(runs) * len(settings), "changed runs", progress) as advance:
+        for batch in runs:
             plain = _run(model, arch, batch, headless)
             _check_finite(plain.x[batch.mask.bool()])
             losses = _losses(plain, batch) if arch.causal and not headless else None
@@ -132,7 +132,8 @@ def measure_effects(
 _FIELDS = Effects._fields[:-2]
 
 
-def _check(encodings: Sequence[Encoding]) -> None:
+def check_encodings(encodings: Sequence[Encoding]) -> None:
+    """Raise InputError where a text has no two tokens, or none of its own."""
     for encoding in encodings:
         if len(encoding.ids) < 2 or all(encoding.special):
             hint = "There is nothing in it to predict. Leave it out."
@@ -147,8 +148,10 @@ def _check_finite(x: Tensor, name: str = "") -> None:
         raise InputError(message("model", "one of finite streams", f"NaN or infinity{where}", hint))
 
 
-def _batches(model: Any, arch: Any, encodings: Sequence[Encoding], headless: bool) -> Any:
-    """Yield batches of like length, few enough that their logits can be held."""
+def batches(
+    model: Any, arch: Any, encodings: Sequence[Encoding], headless: bool = False
+) -> Iterator[Batch]:
+    """Yield batches of like length, few enough that their logits can be held, if there are any."""
     device = model.cfg.device
     for rows in batches_of([len(e.ids) for e in encodings], "auto", model, arch):
         longest = len(encodings[rows[0]].ids)
@@ -160,10 +163,10 @@ def _batches(model: Any, arch: Any, encodings: Sequence[Encoding], headless: boo
             for place, row in enumerate(some):
                 special = torch.tensor(encodings[row].special)
                 own[place, : len(special)] = ~special.to(device)
-            yield _Batch(some, ids, mask, own)
+            yield Batch(some, ids, mask, own)
 
 
-def _run(model: Any, arch: Any, batch: _Batch, headless: bool) -> _Ran:
+def _run(model: Any, arch: Any, batch: Batch, headless: bool) -> _Ran:
     """Run a batch; the last stream is kept as it passes, for the forward has to go on."""
     seen: list[Tensor] = []
 
@@ -179,7 +182,7 @@ def _run(model: Any, arch: Any, batch: _Batch, headless: bool) -> _Ran:
     return _Ran(logits, seen[-1])
 
 
-def _losses(ran: _Ran, batch: _Batch) -> Float[Tensor, " text"]:
+def _losses(ran: _Ran, batch: Batch) -> Float[Tensor, " text"]:
     """Return the mean loss of each text's own tokens but one that nothing stands before."""
     if ran.logits is None:
         raise RuntimeError("a run without logits has no loss")
@@ -193,7 +196,7 @@ def _losses(ran: _Ran, batch: _Batch) -> Float[Tensor, " text"]:
     return (total.sum(dim=1) / targets.sum(dim=1)).cpu()
 
 
-def _compared(plain: _Ran, changed: _Ran, batch: _Batch) -> dict[str, Float[Tensor, " text"]]:
+def _compared(plain: _Ran, changed: _Ran, batch: Batch) -> dict[str, Float[Tensor, " text"]]:
     """Return every measure of two runs but the loss."""
     weight = batch.own.double()
     count = weight.sum(dim=1)

@@ -7,7 +7,7 @@ position × frequency, so that a score depends on positions through their differ
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from wvprobe._validate import length, message
@@ -47,6 +47,11 @@ class Rotary:
     def dim(self) -> int:
         """Number of dimensions of a head that are rotated, from `start` on; the others pass."""
         return 2 * self.inv_freq.shape[0]
+
+    def planes(self) -> Int[Tensor, "plane 2"]:
+        """Return the two dimensions of a head that each plane is made of."""
+        dims = self.start + torch.arange(self.dim)
+        return dims.reshape(-1, 2) if self.adjacent else dims.reshape(2, -1).T
 
     def regime(self, seq_len: int) -> int:
         """Return a number that inputs share whose frequencies are the same."""

@@ -1,5 +1,8 @@
 """Intervals of means and shares, and many tests at once."""
 
+import math
+from functools import cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -51,6 +54,45 @@ def ratio_interval(
     return low, high
 
 
+def t_interval(
+    values: Float[Tensor, " n ..."],
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Return the 95 % interval of the mean over the first axis, by Student's t (Student 1908).
+
+    For a handful of independent runs: a percentile bootstrap of five is too narrow (its quantiles
+    are those of a normal whose variance is 4/5 of the unbiased one: ± .78 s where t gives ± 1.24
+    s). Of a single one there is no interval: NaN.
+    """
+    n, mean = len(values), values.double().mean(dim=0)
+    if n < 2:
+        return torch.full_like(mean, torch.nan), torch.full_like(mean, torch.nan)
+    half = _t_quantile(n - 1) * values.double().std(dim=0) / n**0.5
+    return mean - half, mean + half
+
+
+@cache
+def _t_quantile(freedom: int) -> float:
+    """Return the .975 quantile of Student's t: P(|T| < t) = .95, by bisection."""
+    low, high = 0.0, 13.0  # the widest, of one degree of freedom, is 12.706
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < 0.95 else (low, middle)
+    return low
+
+
+def _within(t: float, freedom: int) -> float:
+    """Return P(|T| < t), the finite sums of Abramowitz & Stegun 1964, 26.7.3 and 26.7.4."""
+    angle = math.atan2(t, freedom**0.5)
+    cosine, sine = math.cos(angle), math.sin(angle)
+    # Even: 1 + c²/2 + 1·3/(2·4) c⁴ + …; odd: c + 2/3 c³ + 2·4/(3·5) c⁵ + …; up to c^(ν−2).
+    odd = freedom % 2
+    term, total = cosine if odd else 1.0, 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * cosine**2
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
 def wilson_interval(successes: float | int, n: int) -> tuple[float, float]:
     """Return the 95 % interval of a proportion (Wilson 1927), which stays within 0 and 1.
 
@@ -80,6 +122,33 @@ def benjamini_hochberg(p: Float[Tensor, "*tests"]) -> Float[Tensor, "*tests"]:
     adjusted = (values * count / ranks).flip(0).cummin(0).values.flip(0).clamp(max=1.0)
     q[tested] = torch.empty_like(adjusted).scatter(0, order, adjusted)
     return q
+
+
+def spearman(
+    x: Float[Tensor, " n"], y: Float[Tensor, " n"], counts: Float[Tensor, "draw n"]
+) -> Float[Tensor, " draw"]:
+    """Return Spearman's ρ of each resample: Pearson's of ranks, ties at their mean rank.
+
+    Args:
+        x: values.
+        y: others of the same things.
+        counts: how often each resample holds each of them; one row of ones for ρ itself.
+
+    Returns:
+        [draw]; NaN where a resample has one value only.
+    """
+    total = counts.sum(dim=1, keepdim=True)
+    ranks = [_ranks(values, counts) for values in (x, y)]
+    ranks = [own - (counts * own).sum(dim=1, keepdim=True) / total for own in ranks]
+    (xx, yy), xy = [(counts * own * own).sum(dim=1) for own in ranks], ranks[0] * ranks[1] * counts
+    return xy.sum(dim=1) / (xx * yy).sqrt()
+
+
+def _ranks(values: Float[Tensor, " n"], counts: Float[Tensor, "draw n"]) -> Float[Tensor, "draw n"]:
+    """Return each one's mean rank in a resample, each counted so many times."""
+    known, which = values.unique(return_inverse=True)
+    held = counts.new_zeros(len(counts), len(known)).index_add_(1, which, counts)
+    return (held.cumsum(dim=1) - held / 2)[:, which]
 
 
 def haar_moments(

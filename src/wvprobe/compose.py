@@ -93,10 +93,11 @@ class CompositionResult(Result):
         """
         return self._rows(_possible(self.scores).nonzero())
 
-    def top(self, k: int = 10) -> Any:
+    def top(self, k: int = 10, *, level: float | int | None = None) -> Any:
         """Return the k possible pairs of highest score as a frame, the highest first.
 
-        They are ordered by score alone; what an edge's score is worth, q says.
+        They are ordered by score alone; what an edge's score is worth, q says. With `level`, only
+        pairs whose q lies below it.
 
         Raises:
             InputError: k is not a positive int.
@@ -104,6 +105,8 @@ class CompositionResult(Result):
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise InputError(message("k", "a positive int", k))
         possible = _possible(self.scores)
+        if level is not None:
+            possible = possible & (self.q_values < level)
         ranked = torch.where(possible, self.scores, -1.0).flatten()
         best = ranked.argsort(descending=True, stable=True)[: min(k, int(possible.sum()))]
         return self._rows(torch.stack(torch.unravel_index(best, self.scores.shape), dim=1))

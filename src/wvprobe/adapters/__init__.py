@@ -3,6 +3,7 @@
 What the rest of the library may ask of a model stands here, and nothing else does.
 """
 
+from wvprobe.adapters.attention_calls import AttentionCall, Rewrite, Rewritten, rewriting
 from wvprobe.adapters.boot import (
     TransformerBridge,
     boot,
@@ -17,6 +18,7 @@ from wvprobe.adapters.boot import (
 )
 from wvprobe.adapters.counts import AttentionFacts, attention_facts
 from wvprobe.adapters.effective import effective_embedding
+from wvprobe.adapters.gradients import gradients
 from wvprobe.adapters.hooks import (
     Raw,
     changing,
@@ -68,12 +70,15 @@ __all__ = [
     "PER_LAYER",
     "SITES",
     "Architecture",
+    "AttentionCall",
     "AttentionFacts",
     "Latent",
     "LayerWeights",
     "Norm",
     "Raw",
     "Recipe",
+    "Rewrite",
+    "Rewritten",
     "Skeleton",
     "TransformerBridge",
     "Unembedding",
@@ -91,6 +96,7 @@ __all__ = [
     "embedding_table",
     "final_norm",
     "fresh_rotation",
+    "gradients",
     "head_parts",
     "layer_fact_parts",
     "layer_weight_parts",
@@ -113,6 +119,7 @@ __all__ = [
     "reinitialised",
     "require_head",
     "rotary",
+    "rewriting",
     "rounded",
     "run_settings",
     "run_backbone",

@@ -8,6 +8,7 @@ the same thing in all of them, so the table here names the raw hook points.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -27,6 +28,10 @@ _LATENT = {"kv_up": "kv_b_proj", "kv_down": "kv_a_proj_with_mqa"}
 _ROUNDED = ("q", "v", "z", "attn_out", "mlp_out", "resid_post")
 
 Raw = tuple[str, int]
+
+# How many calls of attention within a call of attention are under way: none of them is part of the
+# forward that a reader outside looks at.
+_depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 class _Stop(Exception):
@@ -123,6 +128,21 @@ def _heads_before_pos(arch: Architecture, site: str) -> bool:
     return (site in ("q", "k") and arch.qk_norm) or (site == "v" and arch.mla)
 
 
+def depth() -> int:
+    """Return how many calls of attention within a call of attention are under way."""
+    return _depth.get()
+
+
+@contextmanager
+def deeper() -> Iterator[None]:
+    """Mark what runs inside as a call within a call: readers from outside do not see it."""
+    token = _depth.set(_depth.get() + 1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+
+
 @contextmanager
 def reading(
     model: Any,
@@ -135,10 +155,12 @@ def reading(
     The forward is left as soon as every wanted site has been received. Hooks of the caller's
     own stay in place and act first.
     """
-    pending = set(wanted)
+    pending, level = set(wanted), depth()
 
     def hook_for(site: str, layer: int) -> Callable[..., None]:
         def hook(_module: Any, _inputs: Any, output: Tensor) -> None:
+            if depth() != level:
+                return
             receive(site, layer, output)
             pending.discard((site, layer))
             if not pending:
@@ -241,7 +263,7 @@ def logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     """
     require_head(model, "logits")
     with torch.no_grad():
-        return model.original_model(**_arguments(model, tokens, mask)).logits
+        return model.original_model(**forward_arguments(model, tokens, mask)).logits
 
 
 def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
@@ -254,10 +276,11 @@ def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
             padded batch silently gives other numbers than its sentences alone.
     """
     with torch.no_grad():
-        model.original_model.base_model(**_arguments(model, tokens, mask))
+        model.original_model.base_model(**forward_arguments(model, tokens, mask))
 
 
-def _arguments(model: Any, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
+def forward_arguments(model: Any, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
+    """Return what a forward on padded tokens is called with."""
     fresh_rotation(model)
     known = inspect.signature(model.original_model.base_model.forward).parameters
     arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}

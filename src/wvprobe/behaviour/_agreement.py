@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from wvprobe._statistics import mean_interval
+from wvprobe._statistics import mean_interval, spearman
 from wvprobe._types import Result
 from wvprobe._validate import index, message, one_of
 from wvprobe.behaviour._heads import BehaviourResult
@@ -184,8 +184,8 @@ def _agreement(
         raise InputError(message("pairs", expected, f"{pair}: {int(both.sum())} heads"))
     layers = both.nonzero()[:, 0]
     x, y = done[both], said[both]
-    rho = _spearman(x, y, torch.ones(1, len(x), dtype=torch.float64))[0]
-    drawn = _spearman(x, y, _counts(layers if resample == "layer" else torch.arange(len(x)), seed))
+    rho = spearman(x, y, torch.ones(1, len(x), dtype=torch.float64))[0]
+    drawn = spearman(x, y, _counts(layers if resample == "layer" else torch.arange(len(x)), seed))
     low, high = _interval(rho, drawn)
     within = torch.stack([_within(*layer) for layer in zip(done, said, both, strict=True)])
     within = within[~within.isnan()]
@@ -225,7 +225,7 @@ def _within(done: Tensor, said: Tensor, both: Bool[Tensor, " head"]) -> Float[Te
     """Return the correlation among one layer's heads; NaN where it has too few."""
     if int(both.sum()) < _FEWEST:
         return done.new_full((), torch.nan)
-    return _spearman(done[both], said[both], done.new_ones(1, int(both.sum())))[0]
+    return spearman(done[both], said[both], done.new_ones(1, int(both.sum())))[0]
 
 
 def _counts(cluster: Int[Tensor, " head"], seed: int) -> Float[Tensor, "draw head"]:
@@ -236,26 +236,3 @@ def _counts(cluster: Int[Tensor, " head"], seed: int) -> Float[Tensor, "draw hea
     counts = torch.zeros(_DRAWS, len(known), dtype=torch.float64)
     counts.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
     return counts[:, which]
-
-
-def _spearman(
-    x: Float[Tensor, " head"], y: Float[Tensor, " head"], counts: Float[Tensor, "draw head"]
-) -> Float[Tensor, " draw"]:
-    """Return Spearman's ρ of each resample: Pearson's of ranks, ties at their mean rank.
-
-    NaN where a resample has one value only.
-    """
-    total = counts.sum(dim=1, keepdim=True)
-    ranks = [_ranks(values, counts) for values in (x, y)]
-    ranks = [own - (counts * own).sum(dim=1, keepdim=True) / total for own in ranks]
-    (xx, yy), xy = [(counts * own * own).sum(dim=1) for own in ranks], ranks[0] * ranks[1] * counts
-    return xy.sum(dim=1) / (xx * yy).sqrt()
-
-
-def _ranks(
-    values: Float[Tensor, " head"], counts: Float[Tensor, "draw head"]
-) -> Float[Tensor, "draw head"]:
-    """Return each head's mean rank among the heads of a resample, each counted so many times."""
-    known, which = values.unique(return_inverse=True)
-    held = counts.new_zeros(len(counts), len(known)).index_add_(1, which, counts)
-    return (held.cumsum(dim=1) - held / 2)[:, which]

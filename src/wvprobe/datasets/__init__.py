@@ -7,6 +7,7 @@
     treebank = load_conllu("en_ewt-ud-dev.conllu")          # parts of speech; column= for others
     entities = load_iob2("en_ewt-ud-dev.iob2")
     own = load_labels("labels.csv")                         # sentence,word,label
+    texts = load_texts("texts.txt")                         # one a line
 
 Formats of senses: ``senses`` (the bundled set's columns), ``homonyms`` (paired sentences, two
 senses a row), ``coarsewsd`` (a folder of CoarseWSD-20, Loureiro et al. 2021) and ``wic`` (pairs
@@ -28,3 +29,4 @@ from wvprobe.datasets._sense_files import load_senses as load_senses
 from wvprobe.datasets._senses import SenseDataset as SenseDataset
 from wvprobe.datasets._senses import SenseItem as SenseItem
 from wvprobe.datasets._tables import load_labels as load_labels
+from wvprobe.datasets._texts import load_texts as load_texts

@@ -25,6 +25,15 @@ from wvprobe.contextual_drift import (
     ScoreDrift,
 )
 from wvprobe.copying import CopyingResult
+from wvprobe.counterfactual import (
+    BiasResult,
+    HeadRanks,
+    InteractionResult,
+    RepeatedResult,
+    ResizeResult,
+    SequentialResult,
+    ShareResult,
+)
 from wvprobe.dissociation import DissociationResult
 from wvprobe.errors import InputError
 from wvprobe.exchanges import ExchangeResult
@@ -36,6 +45,7 @@ from wvprobe.offsets import OffsetResult
 from wvprobe.pair_variance import VarianceResult
 from wvprobe.plotting import (
     _behaviour,
+    _biases,
     _budget,
     _composition,
     _contexts,
@@ -47,12 +57,15 @@ from wvprobe.plotting import (
     _models,
     _payload,
     _probes,
+    _resizing,
+    _sequences,
     _spectra,
     _variance,
     _vocabulary,
     _words,
 )
 from wvprobe.plotting._style import dressed
+from wvprobe.plotting._style import themes as themes
 from wvprobe.probes import ProbeResult
 from wvprobe.sense_maps import SenseLayers, SenseMap
 from wvprobe.singular import SingularVectorsResult, SpectraResult
@@ -69,6 +82,7 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     AttentionTimes: _budget.attention_times,
     AuditResult: _models.audit,
     BehaviourResult: _behaviour.behaviour,
+    BiasResult: _biases.biases,
     CausalCheckResult: _ledgers.causal_check,
     CompositionResult: _composition.composition,
     ContextResult: _ledgers.context_shares,
@@ -82,10 +96,12 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     ExchangeResult: _exchange.exchange,
     FlowResult: _flow.flow,
     GrowthResult: _drift.growth,
+    HeadRanks: _resizing.head_ranks,
     HeadScaling: _budget.scaling,
     HeldOutSenses: _drift.held_out,
     InfluenceResult: _contexts.influence,
     InputResult: _spectra.inputs,
+    InteractionResult: _sequences.interactions,
     KnownArchitectures: _budget.architectures,
     LabourResult: _payload.labour,
     LayerSimilarity: _drift.layers,
@@ -98,9 +114,13 @@ _DRAWERS: dict[type, Callable[[Any], go.Figure]] = {
     PayloadMap: _payload.payload_map,
     PayloadResult: _payload.payload,
     ProbeResult: _probes.probes,
+    RepeatedResult: _sequences.repeated,
+    ResizeResult: _resizing.resized,
     ScoreDrift: _drift.score_drift,
     SenseLayers: _contexts.sense_layers,
     SenseMap: _contexts.sense_map,
+    SequentialResult: _sequences.sequential,
+    ShareResult: _resizing.shared,
     SingularVectorsResult: _spectra.singular_vectors,
     SpectraResult: _spectra.spectra,
     TopTokensResult: _vocabulary.top_tokens,

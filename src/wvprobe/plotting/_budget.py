@@ -7,15 +7,25 @@ from plotly.subplots import make_subplots
 
 from wvprobe.attention_clock import AttentionTimes
 from wvprobe.budget import Alternatives, HeadScaling, KnownArchitectures
-from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, TOP_WITH_PANELS
+from wvprobe.plotting._style import (
+    ACCENT,
+    BAD,
+    GREEN,
+    INK,
+    MUTED,
+    OCHRE,
+    TOP_WITH_PANELS,
+    VEIL,
+    VIOLET,
+)
 
-_KINDS = {"MHA": ACCENT, "GQA": "#2e8b6f", "MQA": "#b7791f", "MLA": BAD}
+_KINDS = {"MHA": ACCENT, "GQA": GREEN, "MQA": OCHRE, "MLA": BAD}
 _GIVEN = {"size": 17, "symbol": "circle-open", "color": INK, "line": {"width": 2}}
 _KERNELS = {
     "flash": ACCENT,
-    "efficient": "#2e8b6f",
-    "cudnn": "#b7791f",
-    "math": "#7a5195",
+    "efficient": GREEN,
+    "cudnn": OCHRE,
+    "math": VIOLET,
     "eager": BAD,
 }
 
@@ -135,7 +145,7 @@ def scaling(result: HeadScaling) -> go.Figure:
         f"{wider[0]:.2f} ({wider[1]:.2f} to {wider[2]:.2f});<br>{len(d_model)} models, intervals "
         f"from resampling {len(set(result.families))} families"
     )
-    legend = {"x": 0.02, "y": 0.98, "bgcolor": "rgba(255,255,255,0.7)"}
+    legend = {"x": 0.02, "y": 0.98, "bgcolor": VEIL}
     return drawn.update_layout(title_text=title, height=460, legend=legend)
 
 

@@ -86,24 +86,25 @@ def composition(result: CompositionResult) -> go.Figure:
 
 def _drawn_edges(result: CompositionResult) -> tuple[Any, str]:
     """Return the edges to draw: those found, or the strongest where none is."""
-    frame = result.to_frame().sort_values("score", ascending=False, kind="stable")
-    found = frame[frame["q"] < _LEVEL]
+    found = result.top(_EDGES + 1, level=_LEVEL)
     if len(found) > _EDGES:
         return found.head(_EDGES), f"strongest {_EDGES} of the pairs at q < {_LEVEL}"
     if len(found):
         return found, f"pairs at q < {_LEVEL}"
-    return frame.head(_FEWER_EDGES), f"strongest {min(_FEWER_EDGES, len(frame))} pairs"
+    strongest = result.top(_FEWER_EDGES)
+    return strongest, f"strongest {len(strongest)} pairs"
 
 
 def _composition_title(result: CompositionResult) -> str:
-    frame = result.to_frame()
-    if not len(frame):
+    possible = _ahead(result.scores)
+    if not bool(possible.any()):
         return "One layer: no head comes before another"
     edge = next(result.top(1).itertuples())
-    found = int((frame["q"] < _LEVEL).sum())
+    pairs = int(possible.sum())
+    found = int((result.q_values[possible] < _LEVEL).sum())
     return (
         f"{_name(edge)} feeds {_ENTERS[result.mode]} most: {result.mode}-composition "
-        f"{edge.score:.3f}, q {edge.q:.2g};<br>{found:,} of {len(frame):,} pairs stand out from "
+        f"{edge.score:.3f}, q {edge.q:.2g};<br>{found:,} of {pairs:,} pairs stand out from "
         f"those that cannot compose (q < {_LEVEL})"
     )
 

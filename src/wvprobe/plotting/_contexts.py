@@ -3,21 +3,21 @@
 import plotly.graph_objects as go
 
 from wvprobe.influence import SIDES, InfluenceResult
-from wvprobe.plotting._style import ACCENT, MUTED, STREAM_AXIS, short
+from wvprobe.plotting._style import ACCENT, MARKS, MUTED, STREAM_AXIS, short
 from wvprobe.sense_maps import SenseLayers, SenseMap
 
 
 def sense_map(result: SenseMap) -> go.Figure:
     """Occurrences on the plane of the first two components, a colour a sense."""
     frame, drawn = result.to_frame(), go.Figure()
-    for sense, rows in frame.groupby("sense", sort=False):
+    for number, (sense, rows) in enumerate(frame.groupby("sense", sort=False)):
         drawn.add_trace(
             go.Scatter(
                 x=rows["first"].tolist(),
                 y=rows["second"].tolist(),
                 mode="markers",
                 name=str(sense),
-                marker={"size": 10, "opacity": 0.8},
+                marker={"size": 10, "opacity": 0.8, "symbol": MARKS[number % len(MARKS)]},
                 text=rows["sentence"].tolist(),
                 hovertemplate="%{text}<extra>" + str(sense) + "</extra>",
             )
@@ -26,7 +26,7 @@ def sense_map(result: SenseMap) -> go.Figure:
     first, second = result.explained.tolist()
     title = (
         f"“{result.word}” at stream {result.layer}: nearest centroid tells {result.accuracy:.0%} "
-        f"of senses ({low:.0%} to {high:.0%})<br>senses shuffled: {result.control[0]:.0%}, 95th "
+        f"of senses ({low:.0%} to {high:.0%});<br>senses shuffled: {result.control[0]:.0%}, 95th "
         f"percentile {result.control[1]:.0%}; the plane shows {first + second:.0%} of the variance"
     )
     # One unit is as long on both axes: distances on the plane are distances.
@@ -84,7 +84,7 @@ def _cloud(result: SenseLayers, layer: int, sense: str) -> go.Scatter:
 def _layer_title(result: SenseLayers, layer: int) -> str:
     return (
         f"“{result.word}” at stream {layer}: nearest centroid tells "
-        f"{float(result.accuracy[layer]):.0%} of senses<br>senses shuffled, 95th percentile: "
+        f"{float(result.accuracy[layer]):.0%} of senses;<br>senses shuffled, 95th percentile: "
         f"{float(result.control[layer]):.0%}; the plane shows {float(result.explained[layer]):.0%} "
         "of the variance"
     )

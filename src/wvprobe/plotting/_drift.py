@@ -12,7 +12,17 @@ from wvprobe.contextual_drift import (
     LayerSimilarity,
     ScoreDrift,
 )
-from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, STREAM_AXIS, TOP_WITH_PANELS
+from wvprobe.plotting._style import (
+    ACCENT,
+    BAD,
+    GREEN,
+    INK,
+    MUTED,
+    OCHRE,
+    STREAM_AXIS,
+    TOP_WITH_PANELS,
+    faint,
+)
 
 # Panels of a drift figure: measures as (column, name, colour); corrected ones are dashed.
 _PANELS = (
@@ -112,12 +122,11 @@ def banded(frame: Any, label: str, colour: str, dash: str = "solid") -> list[go.
     )
     if frame["low"].isna().all():
         return [line]
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     band = go.Scatter(
         x=layers + layers[::-1],
         y=frame["high"].tolist() + frame["low"].tolist()[::-1],
         fill="toself",
-        fillcolor=f"rgba({red},{green},{blue},0.15)",
+        fillcolor=faint(colour),
         line={"width": 0},
         mode="lines",
         hoverinfo="skip",
@@ -156,7 +165,7 @@ def layers(result: LayerSimilarity) -> go.Figure:
     first, last = float(result.cka[0, -1]), float(result.cka[-2, -1])
     title = (
         f"The last stream's likeness (CKA) to the embedding is {first:.2f}, to its neighbour "
-        f"{last:.2f}<br>unbiased, n = {result.n} tokens; Procrustes n = {result.n_procrustes}"
+        f"{last:.2f};<br>unbiased, n = {result.n} tokens; Procrustes n = {result.n_procrustes}"
     )
     return drawn.update_layout(
         title_text=title,
@@ -172,7 +181,7 @@ def growth(result: GrowthResult) -> go.Figure:
     if result.untestable or not len(frame):
         why = result.untestable or "No curve has enough layers that are not zero."
         return drawn.update_layout(title_text=f"Growth laws are not testable here<br>{why}")
-    colours = (MUTED, "#c98a1b", ACCENT, "#3b8a5a", BAD)
+    colours = (MUTED, OCHRE, ACCENT, GREEN, BAD)
     for (law, rows), colour in zip(frame.groupby("law", sort=False), colours, strict=True):
         drawn.add_bar(
             x=rows["metric"].tolist(),
@@ -189,7 +198,7 @@ def growth(result: GrowthResult) -> go.Figure:
     told = ", ".join(f"{row.share:.0%} in {row.metric}" for row in shares.itertuples(index=False))
     title = (
         f"Exponential growth is the best of four laws in these shares of words:<br>{told}"
-        f"<br>least {result.errors} errors, AICc; median R² of the best law "
+        f";<br>least {result.errors} errors, AICc; median R² of the best law "
         f"{frame['median_r2'].min():.2f} to {frame['median_r2'].max():.2f}"
     )
     drawn.update_yaxes(title_text="share of words", tickformat=".0%", range=[0, 1.05])
@@ -216,7 +225,7 @@ def score_drift(result: ScoreDrift) -> go.Figure:
 def held_out(result: HeldOutSenses) -> go.Figure:
     """Balanced accuracy on the test part over streams, a line a word."""
     frame, drawn = result.to_frame(), go.Figure()
-    colours = (ACCENT, BAD, INK, "#3b8a5a", "#c98a1b", MUTED)
+    colours = (ACCENT, BAD, INK, GREEN, OCHRE, MUTED)
     for number, (word, rows) in enumerate(frame.groupby("word", sort=False)):
         shown = rows.rename(columns={"balanced_accuracy": "mean"})
         for trace in banded(shown, str(word), colours[number % len(colours)]):
@@ -226,7 +235,7 @@ def held_out(result: HeldOutSenses) -> go.Figure:
     best = frame.loc[frame["balanced_accuracy"].idxmax()]
     title = (
         f"Centroids of the training part tell {best['balanced_accuracy']:.0%} of the senses of "
-        f"“{best['word']}” at stream {best['layer']:.0f}<br>balanced accuracy on {best['n_test']} "
+        f"“{best['word']}” at stream {best['layer']:.0f};<br>balanced accuracy on {best['n_test']} "
         f"test sentences, {best['low']:.0%} to {best['high']:.0%}"
     )
     drawn.update_yaxes(title_text="balanced accuracy", tickformat=".0%")

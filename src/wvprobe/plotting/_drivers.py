@@ -69,6 +69,6 @@ def _title(result: DriversResult, frame: Any) -> str:
     return (
         f"{best['component']} pulls senses apart most: {best['share']:.0%} of the separation at "
         f"stream {result.layer}; {int(frame['driver'].sum())} of {len(frame)} components are "
-        f"drivers<br>exchanges against direct paths: correlation {found['correlation']:.2f}, slope "
-        f"{found['slope']:.2f} ({len(result.heads)} heads in {len(result.words)} words)"
+        f"drivers;<br>exchanges against direct paths: correlation {found['correlation']:.2f}, "
+        f"slope {found['slope']:.2f} ({len(result.heads)} heads in {len(result.words)} words)"
     )

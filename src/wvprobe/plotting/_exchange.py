@@ -82,7 +82,13 @@ def dissociation(result: DissociationResult) -> go.Figure:
             zmin=-bound,
             zmax=bound,
             colorscale="RdBu_r",
-            colorbar={"len": 0.8, "x": (0.285, 0.655)[column - 1], "thickness": 12},
+            colorbar={
+                "orientation": "h",
+                "x": (0.13, 0.5)[column - 1],
+                "y": -0.42,
+                "len": 0.28,
+                "thickness": 12,
+            },
             hovertemplate="layer %{x}, head %{y}<br>%{z:.3f} (%{customdata})<extra></extra>",
         )
         drawn.add_trace(heatmap, row=1, col=column)
@@ -114,7 +120,7 @@ def dissociation(result: DissociationResult) -> go.Figure:
     )
     return drawn.update_layout(
         title_text=title,
-        height=470,
+        height=520,
         margin_t=TOP_WITH_PANELS,
-        legend={"orientation": "h", "y": -0.2, "x": 0.5},
+        legend={"orientation": "h", "y": -0.45},
     )

@@ -1,10 +1,14 @@
 """Figures of what flows along attention, and of what exchanging it does."""
 
 import plotly.graph_objects as go
+import torch
+from jaxtyping import Float
 from plotly.subplots import make_subplots
+from torch import Tensor
 
+from wvprobe._types import HeadId
 from wvprobe.flow import FlowResult
-from wvprobe.plotting._style import ACCENT, BAD, TOP_WITH_PANELS, short
+from wvprobe.plotting._style import ACCENT, BAD, TOP_WITH_PANELS, short, tiled
 
 _BARS = 12  # pairs of head and source that have a bar of their own
 
@@ -13,7 +17,10 @@ def flow(result: FlowResult) -> go.Figure:
     """One head's attention beside its value-weighted twin, and the largest effects on the logit."""
     row, head, reason = _shown_head(result)
     layer = result.layers[row]
-    titles = [f"attention of L{layer}H{head}", "‖a v W_O‖"]
+    tokens = [f"{at} {string}" for at, string in enumerate(result.strings)]
+    attention, names, note = tiled(result.pattern[row, head], tokens)
+    norms, _, _ = tiled(result.norms[row, head], tokens)
+    titles = [f"attention of L{layer}H{head}{note}", f"‖a v W_O‖{note}"]
     if result.effects is not None:
         titles.append(f"direct effects on the logit of {result.effects.target}")
     rows = len(titles) - 1
@@ -24,14 +31,13 @@ def flow(result: FlowResult) -> go.Figure:
         specs=[[{}, {}], [{"colspan": 2}, None]][:rows],
         vertical_spacing=0.2,
     )
-    tokens = [f"{at} {string}" for at, string in enumerate(result.strings)]
-    norms = result.norms[row, head]
-    maps = ((result.pattern[row, head], 1.0, "Blues"), (norms, float(norms.max()), "Greens"))
+    highest = float(result.norms[row, head].max())
+    maps = ((attention, 1.0, "Blues"), (norms, highest, "Greens"))
     for column, (values, most, colours) in enumerate(maps, start=1):
         heatmap = go.Heatmap(
-            z=values.tolist(),
-            x=tokens,
-            y=tokens,
+            z=values,
+            x=names,
+            y=names,
             zmin=0,
             zmax=most,
             colorscale=colours,
@@ -42,7 +48,8 @@ def flow(result: FlowResult) -> go.Figure:
     drawn.update_yaxes(autorange="reversed", title_text="query", row=1, col=1)
     drawn.update_yaxes(autorange="reversed", showticklabels=False, row=1, col=2)
     if result.effects is not None:
-        drawn.add_trace(_bars(result), row=2, col=1)
+        effects = result.effects.heads[list(result.layers)]
+        drawn.add_trace(_bars(effects, result), row=2, col=1)
         drawn.update_yaxes(autorange="reversed", row=2, col=1)
     drawn.update_annotations(font_size=13)
     where = f"“{short(result.text)}”"
@@ -74,14 +81,13 @@ def _shown_head(result: FlowResult) -> tuple[int, int, str]:
     )
 
 
-def _bars(result: FlowResult) -> go.Bar:
-    frame = result.to_frame()
-    order = frame["effect"].abs().sort_values(ascending=False, kind="stable").index[:_BARS]
-    shown = frame.loc[order]
+def _bars(effects: Float[Tensor, "layer head source"], result: FlowResult) -> go.Bar:
+    order = effects.abs().flatten().argsort(descending=True, stable=True)[:_BARS]
+    places = torch.stack(torch.unravel_index(order, effects.shape), dim=1).tolist()
     names = [
-        f"L{row.layer}H{row.head} ← {row.source} {row.token}"
-        for row in shown.itertuples(index=False)
+        f"{HeadId(result.layers[row], head)} ← {source} {result.strings[source]}"
+        for row, head, source in places
     ]
-    effects = shown["effect"].tolist()
-    colours = [ACCENT if effect > 0 else BAD for effect in effects]
-    return go.Bar(y=names, x=effects, orientation="h", marker_color=colours)
+    values = [float(effects[*place]) for place in places]
+    colours = [ACCENT if value > 0 else BAD for value in values]
+    return go.Bar(y=names, x=values, orientation="h", marker_color=colours)

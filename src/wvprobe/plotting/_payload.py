@@ -8,13 +8,13 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 from wvprobe._types import HeadId
-from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, TOP_WITH_PANELS
+from wvprobe.plotting._style import ACCENT, BAD, INK, MUTED, OCHRE, TOP_WITH_PANELS, faint
 from wvprobe.value_payload import EraseResult, LabourResult, PayloadMap, PayloadResult
 
 _LEVEL = 0.05
 _SHOWN = 15  # heads that have bars of their own
-_COLOURS = {"v": ACCENT, "q": BAD, "k": "#b07d1e"}
-_BANDS = {"v": "rgba(31,95,168,.18)", "q": "rgba(179,38,30,.15)", "k": "rgba(176,125,30,.15)"}
+_COLOURS = {"v": ACCENT, "q": BAD, "k": OCHRE}
+_BANDS = {site: faint(colour) for site, colour in _COLOURS.items()}
 _PLACES = {"v": "v at the target", "z": "z at the destination", "attn_added": "attn_added there"}
 
 

@@ -11,6 +11,7 @@ from wvprobe.plotting._style import (
     MUTED,
     STREAM_AXIS,
     TOP_WITH_PANELS,
+    faint,
     short,
     waterfall,
 )
@@ -113,7 +114,7 @@ def _curves(result: PairDriftResult, frame: Any, taken: Any) -> list[go.Scatter]
             x=layers + layers[::-1],
             y=band,
             fill="toself",
-            fillcolor="rgba(154,165,177,0.25)",
+            fillcolor=faint(MUTED, 0.25),
             mode="lines",
             line={"width": 0},
             hoverinfo="skip",
@@ -149,7 +150,7 @@ def contributions(result: PairContributions) -> go.Figure:
     name = _component(first["kind"], first["layer"], first["head"])
     title = (
         f"What parts the two vectors of “{result.word}” at stream {result.layer}: {name} most, "
-        f"{first['share']:+.0%}<br>shares along the difference; below 0: brings them together"
+        f"{first['share']:+.0%};<br>shares along the difference; below 0: brings them together"
     )
     drawn.update_yaxes(title_text="share of the difference", tickformat=".0%", zeroline=True)
     return drawn.update_layout(title_text=title, height=430, showlegend=False)

@@ -4,14 +4,25 @@ A claim without a measure is listed as not yet measured. Verdict functions live 
 their question; they are pure: numbers in, verdict out.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from string import Template
+from typing import Any, Literal, NamedTuple, get_args
 
 from wvprobe._types import Result
 from wvprobe.errors import UnsupportedError
 
-Verdict = Literal["supported", "refuted", "mixed", "not testable here", "not yet measured"]
+Verdict = Literal[
+    "supported",
+    "refuted",
+    "mixed",
+    "underpowered",
+    "not testable here",
+    "not yet measured",
+    "failed",
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
@@ -19,7 +30,8 @@ class Finding:
     """How a claim came out.
 
     Attributes:
-        verdict: one of the five.
+        verdict: one of the seven; ``underpowered`` where a run was too small to tell, ``failed``
+            where measuring broke off.
         numbers: name -> number, what the verdict was derived from.
         interval: the interval that the rule looks at, or None where arithmetic decides.
         n: how many observations stand behind it, or None.
@@ -54,13 +66,17 @@ class Claim:
 
     Attributes:
         id: question and number.
-        claim: the claim.
+        claim: the claim. Here and in `rule` and `flips` stand ``$word``, ``$other`` (the two
+            words) and ``$later`` (what follows the first), see :meth:`about`.
         rule: when it counts as supported.
         measure: tests it on what was measured of a model; None where nothing does yet.
         flips: what would turn the verdict, for the reader.
         code: lines of Python that leave the finding's numbers in ``numbers``; ``model``,
-            ``text_a`` and ``text_b`` are given.
+            ``text_a``, ``text_b`` and ``conllu`` are given, and for what
+            :func:`~wvprobe.report.given.lines_of` lists stand placeholders such as ``$draws``.
         exhibits: what to draw beside it.
+        any_model: whether it asks nothing of the model, so that one measurement serves them all.
+        measured_on: what it was measured on, where that is not the loaded model.
     """
 
     id: str
@@ -70,6 +86,16 @@ class Claim:
     flips: str = ""
     code: str = ""
     exhibits: Callable[[Any], Sequence[Exhibit]] = no_exhibits
+    any_model: bool = False
+    measured_on: str = ""
+
+    def about(self, words: Mapping[str, str], lines: Mapping[str, str]) -> "Claim":
+        """Return the claim with what stands for its placeholders, in prose and in Python."""
+        told = {
+            name: Template(getattr(self, name)).safe_substitute(words)
+            for name in ("claim", "rule", "flips")
+        }
+        return replace(self, **told, code=Template(self.code).safe_substitute(lines))
 
     def judge(self, measured: Any) -> Finding:
         """Measure the claim, or say that nothing does, or why the model does not allow it."""
@@ -94,11 +120,16 @@ class Claim:
             "claim": self.claim,
             "verdict": finding.verdict,
             "rule": self.rule,
-            "numbers": dict(finding.numbers),
-            "interval": None if finding.interval is None else list(finding.interval),
+            "numbers": {name: finite(value) for name, value in finding.numbers.items()},
+            "interval": None if finding.interval is None else [*map(finite, finding.interval)],
             "n": finding.n,
-            "model": model,
+            "model": self.measured_on or model,
             "reason": finding.reason,
             "flips": self.flips,
             "code": self.code,
         }
+
+
+def finite(value: float | int) -> float | int | None:
+    """Return a number, or None for one that JSON does not know."""
+    return value if math.isfinite(value) else None

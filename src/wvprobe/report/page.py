@@ -1,24 +1,51 @@
-"""The page: verdicts first, then a section a question, then the audit."""
+"""The page: in words and verdicts first, then a section a question, then the audit."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from wvprobe import adapters, plotting
-from wvprobe._types import Result
-from wvprobe.auditing import AuditResult
+from wvprobe import plotting
 from wvprobe.report.catalogue import Question
-from wvprobe.report.claims import Claim, Exhibit, Finding
-from wvprobe.report.measured import OTHER, TEXT_A, TEXT_B, WORD
-from wvprobe.words import encode
+from wvprobe.report.claims import Claim, Finding
+from wvprobe.report.embedding import Embedded, embedded, script_json
+from wvprobe.report.given import Given, quoted
+from wvprobe.report.running import Outcome
+from wvprobe.report.subjects import Subject, names_of
+from wvprobe.report.telling import Told
+
+# Beside the words of a verdict, for those who do not see its colour.
+_SIGNS = {
+    "supported": "✓",
+    "refuted": "✗",
+    "mixed": "≈",
+    "underpowered": "∼",
+    "not testable here": "–",
+    "not yet measured": "·",
+    "failed": "!",
+}
+
+
+class Shown(NamedTuple):
+    """A claim's outcome, or the outcome that all models share.
+
+    Attributes:
+        name: the model's; "" where it is the same for all of them, or where there is one alone.
+        finding: how the claim came out.
+        exhibits: what to draw beside it.
+    """
+
+    name: str
+    finding: Finding
+    exhibits: Sequence[Embedded]
 
 
 class Judged(NamedTuple):
-    """A claim, how it came out, and what to draw beside it."""
+    """A claim, its finding for every model, and what its section shows."""
 
     claim: Claim
-    finding: Finding
-    exhibits: Sequence[Exhibit]
+    findings: Sequence[Finding]
+    shown: Sequence[Shown]
 
 
 class Section(NamedTuple):
@@ -28,70 +55,142 @@ class Section(NamedTuple):
     judged: Sequence[Judged]
 
 
-def render(
-    model: Any, sections: Sequence[Section], audited: AuditResult, provenance: Mapping[str, Any]
-) -> str:
-    """Return the page as HTML that opens without a network."""
+class Report(NamedTuple):
+    """All that a page shows.
+
+    Attributes:
+        subjects: the models.
+        questions: with the claims as they read for this pair of sentences.
+        audit: the claim that the weights reproduce the model.
+        outcomes: model by model, how every claim came out, by its id.
+        told: model by model, what was found, in words.
+        document: what results.json holds.
+        given: what the reader brought along.
+        sizes: how large the report is.
+    """
+
+    subjects: Sequence[Subject]
+    questions: Sequence[Question]
+    audit: Claim
+    outcomes: Sequence[Mapping[str, Outcome]]
+    told: Sequence[Told]
+    document: Mapping[str, Any]
+    given: Given
+    sizes: str
+
+
+def render(report: Report, folder: Path) -> str:
+    """Return the page as HTML that opens without a network.
+
+    Tables that the page has no room for are written to `folder` as CSV.
+    """
+    held = embedded(
+        {
+            f"{number}-{claim}": outcome.exhibits
+            for number, outcomes in enumerate(report.outcomes)
+            for claim, outcome in outcomes.items()
+        },
+        folder,
+    )
+    sections = [
+        Section(question, [_judged(report, claim, held.exhibits) for claim in question.claims])
+        for question in report.questions
+    ]
+    data = {
+        "themes": plotting.themes(),
+        "figures": held.figures,
+        "tables": held.tables,
+        "results": report.document,
+    }
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=names_of(report.subjects),
+            subjects=report.subjects,
+            sizes=report.sizes,
+            told=report.told,
+            sections=sections,
+            audit=_judged(report, report.audit, held.exhibits),
+            sentences=_sentences(report.subjects),
+            preamble=_preamble(report),
+            provenance=report.document["provenance"],
+            signs=_SIGNS,
+            data=script_json(data),
+            plotly=plotting.script(),
+        )
+    )
+
+
+def _environment() -> Any:
     import jinja2
 
-    source = resources.files("wvprobe").joinpath("templates/report.html").read_text("utf-8")
+    def source(name: str) -> str:
+        return resources.files("wvprobe").joinpath("templates", name).read_text("utf-8")
+
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(source),
     )
-    environment.filters["number"] = _number
-    environment.filters["drawn"] = _html
-    return environment.from_string(source).render(
-        model=_facts(model),
-        sections=sections,
-        sentences=[_tokens(model, text) for text in (TEXT_A, TEXT_B)],
-        given={"text_a": TEXT_A, "text_b": TEXT_B},
-        audit={"figure": _html(audited), "table": _audit_table(audited), "ok": audited.ok},
-        provenance=provenance,
-        script=plotting.script(),
+    environment.filters["number"] = number
+    environment.filters["begun"] = lambda text: text[:1].upper() + text[1:]
+    return environment
+
+
+def _judged(report: Report, claim: Claim, exhibits: Mapping[str, Sequence[Embedded]]) -> Judged:
+    findings = [outcomes[claim.id].finding for outcomes in report.outcomes]
+    several = len(findings) > 1
+    names = [subject.name if several else "" for subject in report.subjects]
+    shown = [
+        Shown(name, finding, exhibits[f"{at}-{claim.id}"])
+        for at, (name, finding) in enumerate(zip(names, findings, strict=True))
+    ]
+    first = report.outcomes[0][claim.id]
+    same = all(outcomes[claim.id] == first for outcomes in report.outcomes)
+    return Judged(claim, findings, [shown[0]._replace(name="")] if same else shown)
+
+
+def _sentences(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """Return the sentences as models read them; models that read them alike share an entry."""
+    found: list[dict[str, Any]] = []
+    for subject in subjects:
+        alike = next((one for one in found if one["sentences"] == subject.sentences), None)
+        if alike is None:
+            found.append({"names": [subject.name], "sentences": subject.sentences})
+        else:
+            alike["names"].append(subject.name)
+    return found
+
+
+def _preamble(report: Report) -> str:
+    """Return the lines of Python that stand before those of every claim."""
+    pair, file = report.given.pair, report.given.files.get("conllu")
+    treebank = report.given.treebank
+    if file is None and treebank is not None:
+        file = treebank.name
+    others = [subject.name for subject in report.subjects[1:]]
+    also = f"  # or {' or '.join(map(quoted, others))}" if others else ""
+    return "\n".join(
+        [
+            "import wvprobe",
+            "",
+            f"model = wvprobe.load({quoted(report.subjects[0].name)}){also}",
+            f"text_a = {quoted(pair.text_a)}",
+            f"text_b = {quoted(pair.text_b)}",
+            f"conllu = {'None' if file is None else quoted(file)}",
+        ]
     )
 
 
-def _number(value: float) -> str:
+def number(value: float | int | None) -> str:
     """Write a number as people do: whole ones in full, small and large ones by their power."""
+    if value is None or value != value:
+        return "none"
+    if abs(value) == float("inf"):
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.4g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
-
-
-def _html(result: Result) -> str:
-    return result.figure().to_html(
-        full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
-    )
-
-
-def _audit_table(audited: AuditResult) -> str:
-    frame = audited.to_frame().copy()
-    frame["error"] = [f"{error:.1e}" if error == error else "" for error in frame["error"]]
-    frame["tolerance"] = [f"{tolerance:.0e}" for tolerance in frame["tolerance"]]
-    return frame.to_html(index=False, border=0, classes="audit", justify="left")
-
-
-def _tokens(model: Any, text: str) -> dict[str, Any]:
-    encoding = encode(model, text)
-    tokens = [
-        {
-            "string": string,
-            "id": number,
-            "special": special,
-            "word": string.strip() in (WORD, OTHER),
-        }
-        for string, number, special in zip(
-            encoding.strings, encoding.ids, encoding.special, strict=True
-        )
-    ]
-    return {"text": text, "tokens": tokens}
-
-
-def _facts(model: Any) -> dict[str, Any]:
-    arch = adapters.architecture(model)
-    return {
-        "name": model.cfg.model_name,
-        "no_head": adapters.why_no_head(model),
-        "parameters": f"{adapters.n_parameters(model) / 1e6:,.1f} M",
-        "arch": arch,
-    }

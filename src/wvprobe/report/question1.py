@@ -117,6 +117,8 @@ def division_exhibits(measured: Measured) -> list[Exhibit]:
 
 def anew_exhibits(measured: Measured) -> list[Exhibit]:
     """Show the overlap of all pairs of layers."""
+    if measured.overlap.trivial:
+        return []
     return [Exhibit(measured.overlap, "Spaces that two layers' values are read from.")]
 
 
@@ -137,22 +139,21 @@ from dataclasses import replace
 from wvprobe.datasets import labelled_senses
 from wvprobe.dissociation import double_dissociation
 
-senses = wvprobe.load_senses()
-sample = replace(senses, items=senses.items[::4])
-words, label = (labelled_senses(sample), "pos")
-if conllu:
-    words, label = (wvprobe.load_conllu(conllu), None)
-few = {"draws": 20, "control_draws": 2}
+senses, bundled = $senses, wvprobe.load_senses()
+senses = replace(senses, items=senses.items[::$every])
+words = labelled_senses(replace(bundled, items=bundled.items[::$every_bundled]))
+words, label = (wvprobe.load_conllu(conllu), None) if conllu else (words, "pos")
+draws = {"draws": $draws, "control_draws": $controls}
 payloads = {
-    "sense": wvprobe.payload(model, sample, method="lda", **few),
-    "pos": wvprobe.payload(model, words, label=label, **few),
+    "sense": wvprobe.payload(model, senses, method="lda", **draws),
+    "pos": wvprobe.payload(model, words, label=label, **draws),
 }
 numbers = {}
 for name, found in payloads.items():
     frame = found.labour.contrasts_frame().query("reference == 'random'")
     for row in frame.itertuples():
         numbers[f"{name}: v − {row.against}"] = row.value
-summary = double_dissociation(model, n_pairs=20).summary()
+summary = double_dissociation(model, n_pairs=$exchanged).summary()
 chosen = summary.query("pairs == 'matched' and contrast == 'content'")
 numbers["values_minus_patterns"] = chosen["mean"].iloc[0]""",
         division_exhibits,
@@ -170,10 +171,10 @@ from dataclasses import replace
 
 from wvprobe.datasets import labelled_senses
 
-senses = wvprobe.load_senses()
-sample = labelled_senses(replace(senses, items=senses.items[::4]))
-words, label = (wvprobe.load_conllu(conllu), None) if conllu else (sample, "pos")
-found = wvprobe.payload(model, words, label=label, draws=20, control_draws=2)
+bundled = wvprobe.load_senses()
+words = labelled_senses(replace(bundled, items=bundled.items[::$every_bundled]))
+words, label = (wvprobe.load_conllu(conllu), None) if conllu else (words, "pos")
+found = wvprobe.payload(model, words, label=label, draws=$draws, control_draws=$controls)
 overlap = wvprobe.subspace_overlap(wvprobe.HeadWeights.from_model(model), "V")
 numbers = {"excess_overlap": overlap.excess, "range": float(found.labour.range[0])}""",
         anew_exhibits,

@@ -6,7 +6,7 @@ from wvprobe._cell_effects import SHARES
 from wvprobe._types import HeadId
 from wvprobe.pair_variance import CONTEXT_MARGIN
 from wvprobe.report.claims import Claim, Exhibit, Finding
-from wvprobe.report.measured import WORD, Measured
+from wvprobe.report.measured import Measured
 
 _EXACT = 1e-5  # what a share or a change must exceed to count, relative
 _STEEPED = 0.01
@@ -269,12 +269,12 @@ def position_exhibits(measured: Measured) -> list[Exhibit]:
 
 def drift_exhibits(measured: Measured) -> list[Exhibit]:
     """Show the two vectors parting, what drives them, and the word's senses at large."""
-    found, senses = measured.bank, measured.senses
+    found, word = measured.bank, measured.pair.word
     positions = " and ".join(str(at[-1]) for at in found.positions)
     lengths = " and ".join(map(str, found.lengths))
     place = "" if found.same_shift is None else " and stands at the same place"
     curve = (
-        f"Cosine of the vectors of “{WORD}” in the two sentences, by stream (tokens {positions}, "
+        f"Cosine of the vectors of “{word}” in the two sentences, by stream (tokens {positions}, "
         f"in texts of {lengths} tokens). The band holds {found.n_same} pairs in which the word has "
         f"the same sense{place}: what context does on its own. The dotted line is what two "
         "random words have in common; taking it off corrects for anisotropy, and moves the curve "
@@ -284,11 +284,15 @@ def drift_exhibits(measured: Measured) -> list[Exhibit]:
         "Each component's share of the difference, along it; all shares sum to 1 "
         f"(reconstruction error {found.contributions.reconstruction_error:.0e})."
     )
+    shown = [Exhibit(found, curve), Exhibit(found.contributions, drivers)]
+    senses = measured.senses
+    if senses is None:
+        return shown
     plane = (
-        f"All {len(senses.senses)} bundled sentences with “{WORD}”, one point each; hover to read "
-        "them. Accuracy is of the whole space, each sentence left out of its sense's centroid."
+        f"All {len(senses.senses)} sentences of the set with “{word}”, one point each; hover to "
+        "read them. Accuracy is of the whole space, each sentence left out of its sense's centroid."
     )
-    return [Exhibit(found, curve), Exhibit(found.contributions, drivers), Exhibit(senses, plane)]
+    return [*shown, Exhibit(senses, plane)]
 
 
 def influence_exhibits(measured: Measured) -> list[Exhibit]:
@@ -312,7 +316,7 @@ CLAIMS = (
         "Sentences in which the two words stand equally far apart (or, with learned positions, at "
         "the same places) would refute it, as would a model without positions.",
         """\
-found = wvprobe.context_dependence(model, text_a, text_b, query="bank", key="river")
+found = wvprobe.context_dependence(model, text_a, text_b, query=$word, key=$other)
 share = (found.shares.abs() / found.scale)[:, 0]
 numbers = {
     "largest_content_share": share[:2].max().item(),
@@ -323,14 +327,14 @@ numbers = {
     ),
     Claim(
         "2.2",
-        "After a few layers the two 'bank' vectors are different vectors",
+        "After a few layers the two '$word' vectors are different vectors",
         "cosine distance beyond the 95th percentile of same-sense pairs from some layer on; "
         "refuted if beyond it at none",
         different_vectors,
         "Another pair of sentences can turn it either way; beyond the band to the last stream it "
         "would be supported.",
         """\
-frame = wvprobe.drift_pair(model, text_a, text_b, word="bank").to_frame()
+frame = wvprobe.drift_pair(model, text_a, text_b, word=$word).to_frame()
 distance, limit = 1 - frame["cosine"], 1 - frame["same_low"]
 numbers = {
     "streams_beyond": (distance > limit).sum(),
@@ -353,11 +357,11 @@ from dataclasses import replace
 
 from wvprobe.contextual_drift import growth_law, score_drift
 
-senses = wvprobe.load_senses()
-sample = replace(senses, items=senses.items[::4])
-cosine = wvprobe.drift(model, sample).curves()["cosine"]
-score = score_drift(model, sample).difference
-laws = growth_law({"cosine": cosine, "score": score}, words=sample.words)
+senses = $senses
+senses = replace(senses, items=senses.items[::$every])
+cosine = wvprobe.drift(model, senses).curves()["cosine"]
+score = score_drift(model, senses).difference
+laws = growth_law({"cosine": cosine, "score": score}, words=senses.words)
 wins = laws.shares[:, laws.laws.index("exponential")]
 numbers = dict(zip(("cosine", "score"), wins.tolist()))""",
         growth_exhibits,
@@ -370,7 +374,7 @@ numbers = dict(zip(("cosine", "score"), wins.tolist()))""",
         "A corpus whose pairs recur in like contexts only would turn it; so would a model whose "
         "upper layers read tokens and offsets alone.",
         """\
-texts = [item.sentence for item in wvprobe.load_senses()][::4]
+texts = $texts
 found = wvprobe.score_variance(model, texts)
 share, low, high = found.heads_above
 frame = found.to_frame()
@@ -382,12 +386,13 @@ numbers = {
     ),
     Claim(
         "2.5",
-        "Q of 'bank' and K of 'river' both differ at layer 0, since their positions do",
+        "Q of '$word' and K of '$other' both differ at layer 0, since their positions do",
         "both differences > 1e-5 relative, rotation included; refuted if either is not",
         both_differ,
-        "Sentences in which 'bank' has another index would support it; here it has the same.",
+        "Other sentences: where '$word' has the same index in both, its query is the same; where "
+        "it has another, a rotation or a learned position makes it differ.",
         """\
-found = wvprobe.context_dependence(model, text_a, text_b, query="bank", key="river")
+found = wvprobe.context_dependence(model, text_a, text_b, query=$word, key=$other)
 numbers = {
     "query_unrotated": found.queries[0, 0],
     "query": found.queries[0, 1],
@@ -397,14 +402,14 @@ numbers = {
     ),
     Claim(
         "2.6",
-        "In the first sentence 'bank' is steeped in 'dropped … river'",
-        "influence of later tokens on 'bank' > .01 of the vector at the last stream, interval",
+        "In the first sentence '$word' is steeped in '$later'",
+        "influence of later tokens on '$word' > .01 of the vector at the last stream, interval",
         steeped,
         "A model without a causal mask sees what comes later; no text can turn it in a decoder.",
         """\
 from wvprobe.influence import context_influence
 
-found = context_influence(model, text_a, word="bank")
+found = context_influence(model, text_a, word=$word)
 earlier, later = found.values[:, -1].tolist()
 numbers = {"later": later, "earlier": earlier}""",
         influence_exhibits,

@@ -204,6 +204,7 @@ numbers = {
     "heads_do_not_divide_d_model": (~frame["divides_d_model"]).sum(),
 }""",
         architecture_exhibits,
+        any_model=True,
     ),
     Claim(
         "4.2",
@@ -217,6 +218,7 @@ from wvprobe.budget import known_architectures
 known = known_architectures()
 names = ("BERT-base", "GPT-3", "Llama-2-70B", "DeepSeek-V3")
 numbers = {name: known[name].d_head for name in names}""",
+        any_model=True,
     ),
     Claim(
         "4.3",
@@ -231,6 +233,7 @@ from wvprobe.budget import head_scaling
 
 share, low, high = head_scaling(widths=(64, 128)).common_share.tolist()
 numbers = {"share": share}""",
+        any_model=True,
     ),
     Claim(
         "4.4",
@@ -241,7 +244,7 @@ numbers = {"share": share}""",
         "A machine, or a kernel, whose time does not depend on d_head; the numbers are those of "
         "the machine that wrote this page.",
         """\
-clock = wvprobe.time_attention(directions=("forward",), uneven=(), seconds=5)
+clock = wvprobe.time_attention(directions=("forward",), uneven=(), seconds=$clock)
 kernel = clock.fastest_kernel()
 found = clock.spread(kernel)
 numbers = {
@@ -252,6 +255,7 @@ numbers = {
     "ratio_within_64_and_128": clock.spread(kernel, widths=(64, 128)).ratio,
 }""",
         clock_exhibits,
+        any_model=True,
     ),
     Claim(
         "4.5",
@@ -269,5 +273,6 @@ numbers = {
     "slope_of_d_head": found.slope("d_head")[0],
 }""",
         scaling_exhibits,
+        any_model=True,
     ),
 )

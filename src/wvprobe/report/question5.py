@@ -7,7 +7,8 @@ from wvprobe import adapters
 from wvprobe.activations import capture
 from wvprobe.budget import HeadBudget, alternatives, known_architectures
 from wvprobe.report.claims import Claim, Exhibit, Finding
-from wvprobe.report.measured import TEXT_A, Measured
+from wvprobe.report.measured import Measured
+from wvprobe.report.splits import SHARED, UNEVEN, WIDE
 
 
 def judge_full_width(full: HeadBudget, claimed: float = 4.34e12, margin: float = 0.02) -> Finding:
@@ -131,7 +132,7 @@ def construction(measured: Measured) -> Finding:
     model = measured.model
     arch = adapters.architecture(model)
     layer = arch.n_layers // 2
-    seen = capture(model, TEXT_A, ["v", "pattern", "attn_out"], layers=layer)
+    seen = capture(model, measured.pair.text_a, ["v", "pattern", "attn_out"], layers=layer)
     values, pattern = seen["v"][0, :, 0].double(), seen["pattern"][0, 0].double()
     values = values.repeat_interleave(arch.n_heads // arch.n_kv_heads, dim=1).flatten(1)
     w_o = adapters.output_weight(model, arch, layer).cpu().double().flatten(0, 1)
@@ -176,9 +177,10 @@ numbers = {
     "relative_difference": total / 4.34e12 - 1,
 }""",
         full_width_exhibits,
+        any_model=True,
     ),
-    Claim("5.2", "An uneven split brings no gain", "gain < .01 nat"),
-    Claim("5.3", "An even split makes GQA and MQA possible", "sharing fails for uneven heads"),
+    UNEVEN,
+    SHARED,
     Claim(
         "5.4",
         "h heads of d_model/h cost what one full-width head costs",
@@ -220,9 +222,5 @@ numbers = {
     "widest": max(widths),
 }""",
     ),
-    Claim(
-        "5.6",
-        "d_k of 64 to 128 is enough for a head",
-        "99 % of the energy of QK and OV, in the data's metric, within .75 of d_head",
-    ),
+    WIDE,
 )

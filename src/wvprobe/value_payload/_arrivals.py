@@ -119,7 +119,7 @@ class Erasures:
         else:
             there = read_sites(self.model, texts, ("v", *sites), positions=self.source, **given)
             source = there
-        self.tokens = there.tokens
+        self.tokens = tuple(there.tokens)
         self.places = [places[0] for places in there.positions or ()]
         at = torch.tensor(self.source)[:, None, None].expand(-1, self.arch.n_heads, 1)
         for row, layer in enumerate(layers):
