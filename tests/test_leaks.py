@@ -350,7 +350,7 @@ def check_ends(model: Any, call: Callable[[Any], Any], everywhere: bool):
     assert_nothing_left(before, State.of(model), 3)
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if TIMES[name] > 20])
+@pytest.mark.parametrize("name", QUICK)
 def test_calls_that_end_early_leave_nothing_behind(name, model, small):
     """A hook of the caller's own raises, or the user interrupts."""
     check_ends(model, CALLS[name], everywhere=False)

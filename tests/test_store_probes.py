@@ -148,3 +148,8 @@ def test_what_is_not_finite_is_named(tmp_path):
     seen = capture(model, TEXTS, "v", out=tmp_path / "store", **GIVEN)
     with pytest.raises(InputError, match="nan at layer 1, kv_head 0, item 0, feature 13"):
         fit_probes(seen["v"], Y)
+    given = dict(method="lda", penalty=0.3, groups=GROUPS, folds=3)
+    finite = seen["v"].tensor().nan_to_num()
+    for reference in (seen["v"], top_components(seen["v"], 3), haar_projections(seen["v"], 3)):
+        with pytest.raises(InputError, match="`features` must be finite. Got 'NaN .* sites 2 to"):
+            fit_probes(finite, Y, references={"it": reference}, block=2, **given)

@@ -66,10 +66,15 @@ class Frame(NamedTuple):
 
 
 def blocks_of(x: Sites, size: int, dtype: torch.dtype) -> Iterator[tuple[slice, Block]]:
-    """Yield the sites `size` at a time, each block in `dtype`."""
+    """Yield the sites `size` at a time, each block in `dtype`.
+
+    Raises:
+        InputError: they hold NaN or infinity. Of features that are read or made block by block
+            this is known no earlier.
+    """
     for start in range(0, x.count, size):
         sites = slice(start, min(start + size, x.count))
-        yield sites, block_of(x.block(sites), dtype)
+        yield sites, block_of(x.finite(sites), dtype)
 
 
 def block_of(x: Float[Tensor, "item site feature"], dtype: torch.dtype) -> Block:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
 from wvprobe._validate import message
-from wvprobe.errors import ShapeError
+from wvprobe.errors import InputError, ShapeError
 from wvprobe.store import StoredSite
 
 
@@ -40,6 +40,21 @@ class Sites(ABC):
     @abstractmethod
     def block(self, sites: slice) -> Float[Tensor, "item site feature"]:
         """Return the features of some sites that follow one another."""
+
+    def finite(self, sites: slice) -> Float[Tensor, "item site feature"]:
+        """Return the same, checked.
+
+        Raises:
+            InputError: there is NaN or infinity. Of what is read or made block by block this is
+                known no earlier.
+        """
+        part = self.block(sites)
+        # A sum is NaN or infinite where anything in it is.
+        if not math.isfinite(float(part.sum())) and not bool(part.isfinite().all()):
+            hint = "Look at what the references are made of."
+            got = f"NaN or infinity at sites {sites.start} to {sites.stop - 1}"
+            raise InputError(message("features", "finite", got, hint))
+        return part
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -120,7 +135,7 @@ class MappedSites(Sites):
         """Make some sites."""
         each = (slice(site, site + 1) for site in range(sites.start, sites.stop))
         return torch.stack(
-            [self._make(at_least_float32(self._of.block(s))[:, 0], s.start) for s in each], dim=1
+            [self._make(at_least_float32(self._of.finite(s))[:, 0], s.start) for s in each], dim=1
         )
 
     def fingerprint(self) -> str:
