@@ -21,9 +21,42 @@ hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parent.parent
 
+# Families all of whose parts some other family has, too: tests of all families run on these in a
+# round of their own, `pytest -m family`, which continuous integration goes through.
+KIN = {
+    "opt",  # learned positions and biases, as gpt2
+    "phi",  # a parallel block, part of a head rotary, as gpt_neox
+    "mistral",  # windows, as gemma2
+    "qwen2",  # rotary with biases, as gpt_neox
+    "qwen3",  # normed queries and keys, as gemma3
+}
+EVERY_FAMILY = 9  # a test of so many families is one of all that can be measured
+
 # Small matrices gain nothing from more threads, and runs take alike on small and large machines.
 # Workers side by side have a core each.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch.get_num_threads()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the kin out of what `make test` runs of the tests of all families."""
+    families: dict[str, set[str]] = {}
+    named = [item for item in items if isinstance(item, pytest.Function) and _family(item)]
+    for item in named:
+        families.setdefault(_test(item), set()).add(_family(item))
+    for item in named:
+        if _family(item) in KIN and len(families[_test(item)]) >= EVERY_FAMILY:
+            item.add_marker(pytest.mark.family)
+            item.add_marker(pytest.mark.slow)
+
+
+def _family(item: pytest.Function) -> str:
+    """Return the family a test runs on, or ""."""
+    callspec = getattr(item, "callspec", None)
+    return "" if callspec is None else str(callspec.params.get("family", ""))
+
+
+def _test(item: pytest.Function) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.fixture(scope="session")
