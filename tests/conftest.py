@@ -52,7 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _family(item: pytest.Function) -> str:
     """Return the family a test runs on, or ""."""
     callspec = getattr(item, "callspec", None)
-    return "" if callspec is None else str(callspec.params.get("family", ""))
+    params = {} if callspec is None else callspec.params
+    return str(params.get("family", params.get("model", "")))
 
 
 def _test(item: pytest.Function) -> str:

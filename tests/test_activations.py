@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wvprobe import adapters
-from wvprobe.activations import capture
+from wvprobe.activations import capture, read_sites
 from wvprobe.adapters import SITES, architecture
 from wvprobe.errors import InputError, MemoryLimitError, UnsupportedError, WordError
 from wvprobe.testing import FAMILIES, tiny_model
@@ -217,6 +217,31 @@ def test_the_forward_stops_where_nothing_more_is_needed():
     assert ran == [0, 1, 2]
     hooks = [len(m._forward_hooks) for m in model.modules() if type(m).__name__ == "HookPoint"]
     assert sum(hooks) == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom", "bert"])
+def test_texts_end_behind_the_last_word_that_is_read(family):
+    """Nothing that follows reaches a word of a decoder; an encoder's words hear all of the text."""
+    model, read = tiny_model(family), []
+    for block in model.blocks[:1]:
+        block.register_forward_pre_hook(lambda _m, args: read.append(args[0].shape[1]))
+    whole = [len(tokens) for tokens in capture(model, TEXTS, "v", batch_size=1).tokens]
+    spans = [find_word(model, text, "bank") for text in TEXTS]
+    ends = [span.tokens[-1] + 1 for span in spans]
+    causal = architecture(model).causal
+    for site, ahead, expected in [
+        ("v", True, ends if causal else whole),
+        ("scores", True, whole),
+        ("scores", False, ends if causal else whole),
+    ]:
+        read.clear()
+        seen = read_sites(model, TEXTS, site, words=spans, batch_size=1, ahead=ahead)
+        assert sorted(read) == sorted(expected)
+        assert [len(tokens) for tokens in seen.tokens] == whole
+    # Two words of one text that run together: up to the later one.
+    read.clear()
+    read_sites(model, [TEXTS[0]] * 2, "v", positions=[4, 2], share=True)
+    assert read == [5 if causal else whole[0]]
 
 
 class Widest(TorchDispatchMode):

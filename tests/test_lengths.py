@@ -14,6 +14,7 @@ from wvprobe.auditing import audit
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.heads import HeadWeights
 from wvprobe.testing import tiny_model
+from wvprobe.words import find_word
 
 ORIGINAL = 5
 DYNAMIC = {
@@ -193,3 +194,15 @@ def test_a_scaling_of_some_layers_alone_is_refused_by_name():
     assert torch.equal(again, alone)
     bank = capture(model, MIDDLE, "resid_post", words="bank")["resid_post"]
     torch.testing.assert_close(both[1], bank[0])
+
+
+def test_a_text_is_not_cut_where_that_would_turn_it_otherwise(scaling):
+    """A word is read below the original length, in a text beyond it."""
+    model = tiny_model("llama", **scaling)
+    at = find_word(model, LONG, "light").tokens[-1]
+    assert at + 1 < ORIGINAL < n_tokens(model, LONG)
+    read = capture(model, LONG, "resid_post", positions=at)["resid_post"][0]
+    whole = capture(model, LONG, "resid_post")["resid_post"][0, at]
+    torch.testing.assert_close(read, whole)
+    alone = capture(model, "the light", "resid_post")["resid_post"][0, at]
+    assert (alone - whole).norm() > 1e-4 * whole.norm()

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
+from wvprobe._decompositions import svd, svdvals
+
 
 class SVD(NamedTuple):
     """A = U diag(S) Vh, with Vh as its name says: rows are right singular vectors.
@@ -31,7 +33,7 @@ def factored_svd(left: Float[Tensor, "*b d_left r"], right: Float[Tensor, "*b r 
     """Return the SVD of ``left @ right`` from QR of both factors and an r × r core."""
     q_left, r_left = torch.linalg.qr(at_least_float32(left))
     q_right, r_right = torch.linalg.qr(at_least_float32(right).mT)
-    u, s, vh = torch.linalg.svd(r_left @ r_right.mT)
+    u, s, vh = svd(r_left @ r_right.mT)
     return fix_signs(SVD(q_left @ u, s, vh @ q_right.mT))
 
 
@@ -39,7 +41,7 @@ def factored_singular_values(
     left: Float[Tensor, "*b d_left r"], right: Float[Tensor, "*b r d_right"]
 ) -> Float[Tensor, "*b r"]:
     """Return the singular values of ``left @ right``, descending, without the vectors."""
-    return torch.linalg.svdvals(triangular(left) @ triangular(right.mT).mT)
+    return svdvals(triangular(left) @ triangular(right.mT).mT)
 
 
 def triangular(x: Float[Tensor, "*b d r"]) -> Float[Tensor, "*b k r"]:
@@ -192,7 +194,7 @@ def column_space(x: Float[Tensor, "*b d r"], energy: float | int = 1.0) -> Basis
         energy: below 1, only the leading left singular vectors: the fewest that hold this share
             of Σσ².
     """
-    u, s, _ = torch.linalg.svd(at_least_float32(x), full_matrices=False)
+    u, s, _ = svd(at_least_float32(x), full_matrices=False)
     floor = s[..., :1] * max(x.shape[-2:]) * torch.finfo(s.dtype).eps
     kept = s > floor
     if energy < 1:

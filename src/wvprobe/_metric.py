@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
 from wvprobe._validate import message
 from wvprobe.errors import InputError, ShapeError
 
@@ -94,7 +95,7 @@ def symmetric_root(
     Raises:
         InputError: an eigenvalue is below 0 by more than round-off.
     """
-    values, vectors = torch.linalg.eigh(matrix.double())
+    values, vectors = eigh(matrix.double())
     allowed = len(matrix) * torch.finfo(matrix.dtype).eps * float(values.abs().max())
     if float(values[0]) < -allowed:
         raise InputError(

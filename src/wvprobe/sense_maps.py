@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe import adapters
+from wvprobe._decompositions import svd
 from wvprobe._linalg import SVD, fix_signs
 from wvprobe._statistics import wilson_interval
 from wvprobe._told_apart import indicator, left_out_centroids, shuffled
@@ -218,13 +219,13 @@ def _vectors(model: Any, items: Sequence[SenseItem], layers: int | None) -> Tens
 
 def _turned(points: Tensor, before: Tensor) -> Tensor:
     """Turn or mirror a plane to lie nearest to another (orthogonal Procrustes, Schönemann 1966)."""
-    u, _, vh = torch.linalg.svd(points.T @ before)
+    u, _, vh = svd(points.T @ before)
     return points @ u @ vh
 
 
 def _plane(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first two principal components and the share of the variance of each."""
-    u, s, vh = torch.linalg.svd(x - x.mean(dim=0), full_matrices=False)
+    u, s, vh = svd(x - x.mean(dim=0), full_matrices=False)
     # The sign of a component is a convention; of its coordinates the largest is positive.
     found = fix_signs(SVD(u, s, vh))
     total = found.S.pow(2).sum()

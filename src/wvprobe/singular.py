@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Inexact, Int
 from torch import Tensor
 
+from wvprobe._decompositions import svdvals
 from wvprobe._factors import (
     check_heads,
     digest,
@@ -324,7 +325,7 @@ def spectra(
                 tokens.append(_vocabulary_eigenvalues(heads, layer, left, right, inner))
             left, right = weights.left(left, layer), weights.right(right, layer)
             left, right = paired(triangular(left), triangular(right).mT)
-            values.append(torch.linalg.svdvals(left @ right))
+            values.append(svdvals(left @ right))
             floors.append(round_off(left, right))
             advance(1)
     return SpectraResult(

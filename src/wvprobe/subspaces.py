@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe._circuit_ends import reading, writing
+from wvprobe._decompositions import svdvals
 from wvprobe._factors import provenance_of
 from wvprobe._linalg import Basis, column_space
 from wvprobe._products import Readers, core_norms, layer_blocks
@@ -268,7 +269,7 @@ def _measure(spaces: tuple[_Spaces, _Spaces], layers: int, n_cosines: int) -> _M
 def _cosines(rows: Tensor, columns: Tensor, k: int) -> Tensor:
     """Return the k largest cosines of each pair's principal angles: [n, m, at most k]."""
     cores = torch.einsum("nsd,mdr->nmsr", rows, columns)
-    return torch.linalg.svdvals(cores)[..., :k].clamp(max=1.0)
+    return svdvals(cores)[..., :k].clamp(max=1.0)
 
 
 def _compared(found: _Measured, dimension: int) -> dict[str, Tensor]:

@@ -159,11 +159,14 @@ def read_sites(
     progress: bool = False,
     prepend_bos: bool | None = None,
     share: bool = False,
+    ahead: bool = True,
 ) -> Activations:
     """Do what :func:`capture` does without hashing the model's weights into a provenance.
 
     With `share`, and words or positions, a text that is given several times runs once: many words
-    of one sentence cost one forward. Rows of a batch are then not the texts as given.
+    of one sentence cost one forward. Rows of a batch are then not the texts as given. Without
+    `ahead` scores and patterns read at some positions may end there: keys that a causal mask hides
+    are left out.
     """
     arch = adapters.architecture(model)
     plan = SitePlan(model, arch, sites, layers)
@@ -179,7 +182,7 @@ def read_sites(
     items: dict[Any, list[int]] = {}
     for item, text in enumerate(given):
         items.setdefault(text if share else item, []).append(item)
-    rows = [encodings[own[0]].ids for own in items.values()]
+    rows = [_heard(plan, encodings[own[0]].ids, picked, own, ahead) for own in items.values()]
     run = Run(model, arch, plan, rows, picked, pool, list(items.values()))
     run.all(batches_of([len(ids) for ids in rows], batch_size, model, arch), progress)
     lengths = torch.tensor([len(e.ids) for e in encodings])
@@ -196,3 +199,15 @@ def read_sites(
         pool=pool if picked is not None else None,
         mask=None if picked is not None else torch.arange(run.longest) < lengths[:, None],
     )
+
+
+def _heard(
+    plan: SitePlan,
+    ids: Sequence[int],
+    picked: Sequence[Sequence[int]] | None,
+    items: Sequence[int],
+    ahead: bool,
+) -> Sequence[int]:
+    """Return those of a text's tokens that have a say in its items."""
+    at = None if picked is None else [place for item in items for place in picked[item]]
+    return ids[: plan.n_read(len(ids), at, ahead)]

@@ -1,6 +1,6 @@
 """A pass over texts: hooks fill the sites' tensors, batch by batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,20 @@ class SitePlan:
         for key, recipe in self.recipes.items():
             for raw in recipe.inputs:
                 self.users.setdefault(raw, []).append(key)
+        self.pairs = not set(self.sites).isdisjoint(PAIR_SITES)
+        self._causal, self._regime = arch.causal, adapters.length_regime(model, arch)
+
+    def n_read(self, n_tokens: int, picked: Iterable[int] | None, ahead: bool = True) -> int:
+        """Return how many tokens of a text must run for what is read at some of its positions.
+
+        Nothing that follows reaches a position of a causal model, so the text ends behind the last
+        one. Not so where a query's row of pairs is to hold later keys too (`ahead`), or where a
+        shorter text would be turned by other frequencies.
+        """
+        if picked is None or not self._causal or (self.pairs and ahead):
+            return n_tokens
+        needed = max(picked) + 1
+        return needed if self._regime(needed) == self._regime(n_tokens) else n_tokens
 
 
 class Run:

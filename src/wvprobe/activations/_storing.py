@@ -97,11 +97,12 @@ class StoredCapture:
 
     def prepare(self, table: ItemsFile) -> Callable[[str], Manifest]:
         """Encode all texts, add them to a table, and return what makes a manifest of its sha256."""
-        lengths = array("i")
+        lengths, longest = array("i"), 0
         hashes = {name: hashlib.sha256() for name in ("texts", "tokens", "places")}
         for number in range(len(self.texts)):
             item = self.item(number)
-            lengths.append(len(item.tokens))
+            lengths.append(self.plan.n_read(len(item.tokens), item.positions))
+            longest = max(longest, len(item.tokens))
             table.add(item)
             for name, part in (
                 ("texts", item.text),
@@ -111,7 +112,7 @@ class StoredCapture:
                 hashes[name].update(f"{part!r}\n".encode())
         batches = batches_of(lengths, self.batch_size, self.model, self.arch)
         digests = {name: digest.hexdigest() for name, digest in hashes.items()}
-        return lambda items: self._manifest(batches, digests, items, max(lengths))
+        return lambda items: self._manifest(batches, digests, items, longest)
 
     def item(self, number: int) -> Item:
         """Encode one text."""
@@ -159,7 +160,10 @@ class StoredCapture:
             self.model,
             self.arch,
             self.plan,
-            [item.tokens for item in items.values()],
+            [
+                item.tokens[: self.plan.n_read(len(item.tokens), item.positions)]
+                for item in items.values()
+            ],
             picked if self.places.given else None,
             self.pool,
             numbers=list(items),

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
 from wvprobe._validate import message, one_of
 from wvprobe.errors import InputError
 
@@ -75,8 +76,8 @@ def fit_correction(tokens: Float[Tensor, "token layer d_model"], kind: str) -> C
 def _leading(x: Float[Tensor, "token d"], components: int) -> Float[Tensor, "component d"]:
     """Return the leading principal components of centred rows, from the smaller Gram matrix."""
     if len(x) >= x.shape[1]:
-        return torch.linalg.eigh(x.T @ x).eigenvectors[:, -components:].flip(-1).T
-    values, vectors = torch.linalg.eigh(x @ x.T)
+        return eigh(x.T @ x).eigenvectors[:, -components:].flip(-1).T
+    values, vectors = eigh(x @ x.T)
     directions = x.T @ vectors[:, -components:].flip(-1)
     # Where the tokens span fewer directions, a direction of nothing takes nothing out.
     sizes = directions.norm(dim=0)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import svdvals
 from wvprobe._linalg import factored_singular_values
 from wvprobe._types import Provenance, Result
 from wvprobe._validate import message
@@ -199,6 +200,6 @@ def _procrustes(x: Tensor, y: Tensor, order: Tensor) -> tuple[float, float]:
     def nuclear(rows: Tensor) -> float:
         if len(x) < x.shape[1]:
             return float(factored_singular_values(x.T, rows).sum()) / size
-        return float(torch.linalg.svdvals(x.T @ rows).sum()) / size
+        return float(svdvals(x.T @ rows).sum()) / size
 
     return nuclear(y), nuclear(y[order])

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigvalsh
 from wvprobe._told_apart import (
     indicator,
     left_out_centroids,
@@ -162,7 +163,7 @@ def leading_share(x: Float[Tensor, "*b n d"], *, centred: bool = False) -> Float
     total = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
     # What rounding leaves of identical rows is no variance.
     varies = total > 1e-12 * size
-    largest = torch.linalg.eigvalsh(gram)[..., -1]
+    largest = eigvalsh(gram)[..., -1]
     return torch.where(varies, largest / torch.where(varies, total, 1.0), torch.nan)
 
 

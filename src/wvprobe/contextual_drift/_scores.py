@@ -138,11 +138,11 @@ def _own_scores(reader: Reader, items: Sequence[SenseItem]) -> Float[Tensor, "it
     """Return each word's raw scores with itself."""
     texts = [item.sentence for item in items]
     at = [reader.target(reader.encode(item.sentence), item)[-1] for item in items]
-    seen = read_sites(reader.model, texts, "scores", positions=at, prepend_bos=reader.prepend_bos)[
-        "scores"
-    ]
+    seen = read_sites(
+        reader.model, texts, "scores", positions=at, prepend_bos=reader.prepend_bos, ahead=False
+    )
     rows = torch.arange(len(items))
-    scores = seen[rows, :, :, 0, torch.tensor(at)].double()
+    scores = seen["scores"][rows, :, :, 0, torch.tensor(at)].double()
     arch = adapters.architecture(reader.model)
     slopes = adapters.alibi_slopes(reader.model, arch)
     if slopes is None:

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigh, svd
+
 
 class Cut(NamedTuple):
     """Coordinates of every head, the ones that carry most first.
@@ -104,7 +106,7 @@ def score_cut(
 
 def root(matrix: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
     """Return the symmetric root of second moments; what round-off made negative counts as 0."""
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = eigh(matrix)
     floor = matrix.shape[-1] * torch.finfo(matrix.dtype).eps * values.abs().amax(-1, keepdim=True)
     return (vectors * torch.where(values > floor, values, 0.0).sqrt()[..., None, :]) @ vectors.mT
 
@@ -116,7 +118,7 @@ def _principal(
     factor = weight
     if factor.shape[-1] > factor.shape[-2]:
         factor = torch.linalg.qr(factor.mT, mode="r").R.mT
-    _, values, vh = torch.linalg.svd(metric @ factor)
+    _, values, vh = svd(metric @ factor)
     left, right = factor @ vh.mT, vh @ torch.linalg.pinv(factor)
     missing = metric.shape[-1] - factor.shape[-1]
     if missing:  # a stream narrower than the head: nothing is written from the other coordinates

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe import adapters
+from wvprobe._decompositions import svdvals
 from wvprobe._linalg import effective_rank
 from wvprobe._statistics import ratio_interval
 from wvprobe._types import Result
@@ -144,7 +145,7 @@ def head_ranks(
     cut = output_cut(outputs.mean, outputs.covariance, output_maps(model, arch))
     keys = scores.keys.repeat_interleave(arch.n_heads // arch.n_kv_heads, dim=1)
     scale = torch.tensor([adapters.score_scale(model, layer) for layer in range(arch.n_layers)])
-    values = torch.linalg.svdvals(root(scores.queries) @ root(keys))
+    values = svdvals(root(scores.queries) @ root(keys))
     return HeadRanks(
         provenance=adapters.provenance(model, seed=seed, texts=len(read), share=share),
         ov=cut.gains,

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigh, svd, svdvals
 from wvprobe.counterfactual._cuts import root
 
 Groups = Sequence[Sequence[int]]
@@ -151,7 +152,7 @@ def low_rank(
     second: Float[Tensor, "n n"], weight: Float[Tensor, "n n"], rank: int
 ) -> Float[Tensor, "n n"]:
     """Return the map A of a rank that is least E‖x (I − A) F‖²: F V Vᵀ F⁺, as for a cut."""
-    _, vectors = torch.linalg.eigh(weight.mT @ second @ weight)
+    _, vectors = eigh(weight.mT @ second @ weight)
     kept = vectors[:, -rank:]
     return weight @ kept @ (kept.mT @ torch.linalg.pinv(weight))
 
@@ -280,7 +281,7 @@ def _plane_maps(
             made = share[:, :, None].expand_as(own).to(second.dtype)
         else:
             factor = weight.sqrt().to(second.dtype)
-            _, vectors = torch.linalg.eigh(factor[:, :, None] * own * factor[:, None])
+            _, vectors = eigh(factor[:, :, None] * own * factor[:, None])
             best = vectors[..., -1]
             inverse = torch.where(weight > 0, 1 / weight.sqrt(), 0.0)
             made = (factor * best)[:, :, None] * (best.conj() * inverse)[:, None]
@@ -297,7 +298,7 @@ def _aligned(blocks: Float[Tensor, "head head d d"]) -> Float[Tensor, "head d d"
 
 
 def _polar(x: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
-    u, _, vh = torch.linalg.svd(x)
+    u, _, vh = svd(x)
     return u @ vh
 
 
@@ -312,7 +313,7 @@ def _phases(second: Complex[Tensor, "plane head head"]) -> Complex[Tensor, "plan
 def _nuclear(
     blocks: Float[Tensor, "head head d d"], roots: Float[Tensor, "head d d"]
 ) -> Float[Tensor, "head head"]:
-    return torch.linalg.svdvals(roots[:, None].mT @ blocks @ roots).sum(dim=-1)
+    return svdvals(roots[:, None].mT @ blocks @ roots).sum(dim=-1)
 
 
 def _relative(x: Float[Tensor, "head head"]) -> Float[Tensor, "head head"]:

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
 from wvprobe.probes.features import Block, Frame, class_sums, outputs
 
 _MEMORY = 8
@@ -236,9 +237,9 @@ def _curvature(problem: Problem, theta: Tensor | None) -> _Curvature:
         along = (second / scale.square()).clamp(min=0.0)
     else:
         second = (features * undecided[:, None]) @ features.mT - mean @ mean.mT
-        along, v = torch.linalg.eigh(second / (scale[:, :, None] * scale[:, None]))
+        along, v = eigh(second / (scale[:, :, None] * scale[:, None]))
         along = along.clamp(min=0.0)
-    across, q = torch.linalg.eigh(a)
+    across, q = eigh(a)
     across = across.clamp(min=0.0)
     free = across <= 1e-6 * across.amax(dim=-1, keepdim=True)
     inverse = 1.0 / (across[..., None] * along[:, None, None] + problem.weight[..., None, None])

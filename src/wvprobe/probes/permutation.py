@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
 from wvprobe._progress import progress
 from wvprobe._validate import message, one_of
 from wvprobe.errors import InputError
@@ -160,7 +161,7 @@ def _bases(features: Float[Tensor, "site feature item"]) -> Tensor:
     """Return orthonormal bases of the features' span over items, in rows; 0 beyond the rank."""
     centred = features - features.mean(dim=-1, keepdim=True)
     wide = centred.double()
-    values, vectors = torch.linalg.eigh(wide @ wide.mT)
+    values, vectors = eigh(wide @ wide.mT)
     kept = values > _RANK * values[:, -1:].clamp(min=torch.finfo(torch.float64).tiny)
     factor = torch.where(kept, values.clamp(min=1e-300).rsqrt(), 0.0)
     return (vectors * factor[:, None]).mT.to(centred) @ centred

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import svd
 from wvprobe._linalg import at_least_float32
 from wvprobe._validate import length, message
 from wvprobe.errors import InputError
@@ -136,7 +137,7 @@ def complement(
         InputError: some W has linearly dependent columns, or leaves nothing.
     """
     _check_width("weight", weight.shape[-1], x.shape[-1] - 1)
-    u, s, _ = torch.linalg.svd(weight.double(), full_matrices=True)
+    u, s, _ = svd(weight.double(), full_matrices=True)
     if bool((s[..., -1] <= 1e-7 * s[..., 0]).any()):
         hint = "Give a basis of its column space instead."
         raise InputError(message("weight", "of full column rank", "dependent columns", hint))

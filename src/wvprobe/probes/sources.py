@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
 from wvprobe._linalg import at_least_float32
 from wvprobe._validate import message
 from wvprobe.errors import InputError, ShapeError
@@ -174,7 +175,7 @@ def components(x: Sites, width: int, train: Int[Tensor, " train"]) -> MappedSite
     def make(own: Tensor, _site: int) -> Tensor:
         part = own - own[train].mean(dim=0)
         chosen = part[train]
-        _, vectors = torch.linalg.eigh(chosen.mT @ chosen)
+        _, vectors = eigh(chosen.mT @ chosen)
         return part @ vectors[:, -width:]
 
     return MappedSites(x, width, make)

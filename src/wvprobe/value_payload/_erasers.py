@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
+
 # Canonical correlations below this are rounding: a one-hot label has one direction too many.
 _TOLERANCE = 1e-6
 _STEPS = 50
@@ -71,7 +73,7 @@ def random_erasers(
     """
     centred = x.double() - x.double().mean(dim=0)
     covariance = centred.mT @ centred / len(x)
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = eigh(covariance)
     values = values.clamp(min=0.0)
     generator = torch.Generator().manual_seed(seed)
     gaussian = torch.randn(draws, len(values), rank, generator=generator, dtype=torch.float64)

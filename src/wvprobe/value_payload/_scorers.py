@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
 from wvprobe.probes import control_task
 from wvprobe.probes.folds import labels_of, numbers_of, plan_folds
 from wvprobe.probes.references import haar_frames
@@ -113,7 +114,7 @@ class ClassScorer:
         right = torch.zeros(len(x))
         for _, fold, train in _closed.trainings(given, self.y[None], len(self.classes), self.plan):
             held = self.plan.fold == fold
-            frame = torch.linalg.eigh(train.second[0])[1][None, :, -width:]
+            frame = eigh(train.second[0])[1][None, :, -width:]
             probe = _closed.back(_closed.fit(_closed.projected(train, frame), self.probe), frame)
             said = _closed.predictions(given.x[:, held], probe)
             right[held] = (said[0] == self.y[held]).float()

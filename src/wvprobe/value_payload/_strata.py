@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wvprobe._decompositions import eigh
 from wvprobe._told_apart import TIED, indicator, left_out_centroids
 from wvprobe.probes.folds import numbers_of
 from wvprobe.value_payload._closed import shrinkage_of
@@ -104,7 +105,7 @@ class StratumScorer:
             train = x[~held] if bool((~held).any()) else x
             mean = train.mean(dim=0)
             centred = (train - mean).double()
-            frame = torch.linalg.eigh(centred.mT @ centred)[1][:, -width:].to(x)
+            frame = eigh(centred.mT @ centred)[1][:, -width:].to(x)
             right[held] = self.right(((x - mean) @ frame)[:, None])[0][0, held]
         self._permuted = kept
         return right

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe import adapters
+from wvprobe._decompositions import svd
 from wvprobe._progress import progress as progress_bar
 from wvprobe._validate import length, message, one_of
 from wvprobe.activations import Activations, StoredActivations, checked_pool, read_sites
@@ -371,7 +372,7 @@ class _Run:
     def _null(self, x: Tensor, layer: int, seed: int) -> None:
         """Score what each W_V drops, and what random projections of its rank drop."""
         weights = adapters.head_parts(self.model, self.arch, [layer])["W_V"][0]
-        u, s, _ = torch.linalg.svd(weights.double().cpu(), full_matrices=True)
+        u, s, _ = svd(weights.double().cpu(), full_matrices=True)
         ranks = (s > 1e-7 * s[:, :1]).sum(dim=1)
         rest = x.shape[1] - int(ranks.max())
         if rest < 1 or int(ranks.min()) < int(ranks.max()):
