@@ -17,7 +17,7 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 # GQA, an encoder, latent attention; and two models on one page.
-PAGES = [("llama",), ("bert",), ("deepseek_v3",), ("llama", "bert")]
+PAGES = [("deepseek_v3",), ("llama", "bert")]
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -54,14 +54,23 @@ def open_page(browser, small_report) -> Iterator[Any]:
     assert not complaints
 
 
+def until(page: Any, condition: str) -> None:
+    """Wait until something holds; by hand, since the page forbids code to be made from text."""
+    for _ in range(400):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"it never held that {condition}")
+
+
 def draw_all(page: Any) -> None:
     """Scroll through the page, so that every figure is drawn."""
     height = page.evaluate("document.documentElement.scrollHeight")
     for y in range(0, height, 600):
         page.evaluate(f"scrollTo(0, {y})")
         page.wait_for_timeout(40)
-    page.wait_for_function(
-        "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
+    until(
+        page, "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
     )
 
 
@@ -96,8 +105,8 @@ def test_the_page_is_walked_by_keyboard(families, open_page):
             break
     assert {"a", "button", "summary"} <= seen and summary
     page.keyboard.press("Enter")
-    page.wait_for_function("document.activeElement.parentElement.open")
-    page.wait_for_function("document.activeElement.parentElement.querySelector('tbody td')")
+    until(page, "document.activeElement.parentElement.open")
+    until(page, "document.activeElement.parentElement.querySelector('tbody td') !== null")
 
 
 @pytest.mark.parametrize("families", PAGES, ids="+".join)
@@ -182,7 +191,7 @@ def test_dark_and_light_are_chosen_while_the_page_is_open(open_page):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ink), page.evaluate(ground)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"{ink} !== '{light[0]}'")
+    until(page, f"{ink} !== '{light[0]}'")
     assert (page.evaluate(ink), page.evaluate(ground)) == ("rgb(230, 235, 240)", "rgb(18, 24, 31)")
     assert light == ("rgb(31, 41, 51)", "rgb(255, 255, 255)")
 
@@ -193,7 +202,7 @@ def test_on_paper_everything_is_open_and_on_white(open_page):
     assert page.locator("details:not([open])").count() == 0
     tables = page.locator("details[data-table]")
     assert page.locator("details[data-table] table").count() == tables.count() > 10
-    page.wait_for_function("document.querySelector('.plot .xtick text')")
+    until(page, "document.querySelector('.plot .xtick text') !== null")
     ink = page.evaluate("getComputedStyle(document.querySelector('.plot .xtick text')).fill")
     assert ink == "rgb(31, 41, 51)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
