@@ -1,6 +1,8 @@
 """Figures: one a result type, with titles that say the finding."""
 
 import math
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -237,3 +239,15 @@ def test_figures_stay_light_for_long_texts_and_many_heads(tiny):
     assert len(drawn.to_json()) < 2e6
     lines = list(drawn.select_traces({"mode": "lines"}))
     assert len(lines) == 60  # the strongest of thousands below the level
+
+
+def test_nothing_is_chosen_for_the_callers_notebook():
+    """Renderer and template are the caller's: one set at import leaves figures blank elsewhere."""
+    script = """
+import plotly.io as pio
+before = pio.renderers.default, pio.templates.default
+import wvprobe.cli, wvprobe.plotting, wvprobe.report
+wvprobe.plotting.figure(wvprobe.known_architectures())
+assert (pio.renderers.default, pio.templates.default) == before
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
