@@ -434,7 +434,8 @@ class TestVerdicts:
         assert sum(uneven_widths(576, 9)) == 576 and len(set(uneven_widths(576, 9))) == 9
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.slow  # continuous integration runs it none the less
+@pytest.mark.parametrize("family", ["llama", "bert"])
 def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(
     family, tiny, small_report, small_treebank
 ):
