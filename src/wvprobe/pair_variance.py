@@ -99,7 +99,7 @@ class VarianceResult(Result):
 
     @property
     def kind(self) -> tuple[tuple[str, ...], ...]:
-        """[layer][head]: lexical, positional, contextual, mixed, or constant.
+        """[layer, head]: lexical, positional, contextual, mixed, or constant.
 
         A head is named after the largest of its corrected shares `pair`, `offset_alone` and
         `context`, where its interval lies above those of the others; pair and context are held

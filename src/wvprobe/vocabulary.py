@@ -40,8 +40,8 @@ class TopTokensResult(Result):
         ids: [side, rank] the tokens found; for pairs the key, or the logit's token.
         token_ids: [side, rank] the token given; for pairs the query, or the token looked at;
             −1 for a direction.
-        strings: [side][rank] `ids` as readable strings, leading spaces kept.
-        token_strings: [side][rank] likewise for `token_ids`; "direction" for one.
+        strings: [side, rank] `ids` as readable strings, leading spaces kept.
+        token_strings: [side, rank] likewise for `token_ids`; "direction" for one.
         circuit: ``OV`` or ``QK``.
         head: layer and head.
         roles: what `token_ids` and `ids` are: ``("query", "key")``, ``("source", "logit")`` or

@@ -31,7 +31,7 @@ class PairScores(Result):
         masked: [text, direction], True where the query lies before the key in a decoder.
         texts: the texts.
         words: the first word and the second; direction 0 has the first as query.
-        positions: [text][word], token positions (the last token of each word).
+        positions: [text, word], token positions (the last token of each word).
     """
 
     scores: Float[Tensor, "text direction layer head"]
