@@ -1,4 +1,4 @@
-"""The drawing of docs/architecture.md shows the imports that the code has, and its table all rooms."""
+"""The drawing of docs/architecture.md shows the code's imports, and its table names all rooms."""
 
 import importlib.util
 import re

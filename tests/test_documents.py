@@ -163,7 +163,7 @@ def rows_of(text: str) -> Iterator[list[str]]:
 
 
 def test_rows_of_coming_from_hold():
-    """What is written here runs; TransformerLens's column too, and where said with equal numbers."""
+    """Code for wvprobe runs; TransformerLens's too, and gives the same numbers where it is said."""
     page = DOCS / "coming-from.md"
     document = parsed(page)
     list(run(document))
