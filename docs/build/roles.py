@@ -27,12 +27,18 @@ def home_of(path: str) -> str:
     return f"wvprobe.{home}.{name}{dot}{member}" if home else path
 
 
-def target_of(path: str, room: str, known: set[str]) -> str | None:
-    """Return the entry that a role means: by its whole path, or by its name within a room."""
-    for candidate in (home_of(path), f"{room}.{path}", home_of(f"wvprobe.{path}")):
-        owner = candidate.rpartition(".")[0]
+def target_of(path: str, owner: str, known: set[str]) -> str | None:
+    """Return the entry that a role means: by its whole path, or within the room or the class."""
+    room = ".".join(owner.split(".")[:2])
+    for candidate in (
+        home_of(path),
+        f"{room}.{path}",
+        home_of(f"wvprobe.{path}"),
+        f"{owner}.{path}",
+    ):
+        of = candidate.rpartition(".")[0]
         # A method has no entry of its own, but an anchor within that of its class.
-        if candidate in known or (owner in known and owner.rpartition(".")[2][:1].isupper()):
+        if candidate in known or (of in known and of.rpartition(".")[2][:1].isupper()):
             return candidate
     return None
 
@@ -48,12 +54,13 @@ class Roles(griffe.Extension):
         """Rewrite one docstring."""
         if obj.docstring is None:
             return
-        room = ".".join(obj.path.split(".")[:2])
+        # The class's own path, for what its docstring and its methods say of each other.
+        owner = obj.path if obj.is_class else obj.path.rpartition(".")[0]
 
         def link(role: re.Match[str]) -> str:
             short, path = role.groups()
             shown = path.rpartition(".")[2] if short else path
-            target = target_of(path, room, self.known)
+            target = target_of(path, owner, self.known)
             return f"[`{shown}`][{target}]" if target else f"`{shown}`"
 
         obj.docstring.value = ROLE.sub(link, obj.docstring.value)

@@ -60,7 +60,7 @@ def audit(model: Any, texts: str | Sequence[str] | None = None) -> AuditResult:
         One row an identity; ``.ok`` is False where one failed. Nothing is raised for that.
 
     Raises:
-        InputError: there is no text, or none with something in it.
+        InputError: a text has nothing in it.
 
     Examples:
         >>> audit = wvprobe.audit(model, "The river bank is closed.")

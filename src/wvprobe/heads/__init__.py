@@ -30,8 +30,8 @@ class HeadWeights(HeadForward):
     """Weights of all attention heads of a model, as it uses them.
 
     The fields, their shapes and conventions are those of
-    :class:`wvprobe.heads._fields.HeadFields`; the circuits, of ``_circuits.HeadCircuits``; what
-    attention computes from them, of ``_forward.HeadForward``.
+    :class:`wvprobe.heads._fields.HeadFields`. Circuits (:meth:`ov`, :meth:`qk`) and what attention
+    computes from vectors (:meth:`scores`, :meth:`pattern`) are methods.
 
     Examples:
         >>> heads = wvprobe.HeadWeights.from_model(model)
