@@ -13,7 +13,7 @@ IMPORTS = {(i.module, target) for i, target in INNER_IMPORTS}
 
 @pytest.fixture(scope="module")
 def drawing():
-    path = REPOSITORY / "docs" / "build" / "drawing.py"
+    path = REPOSITORY / "docs" / "tools" / "drawing.py"
     spec = importlib.util.spec_from_file_location("drawing", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,7 +28,7 @@ def test_every_module_stands_in_one_box_of_its_level(drawing):
 
 
 def test_picture_is_what_the_imports_make_of_it(drawing):
-    """After a change of imports: python docs/build/drawing.py, and look at it."""
+    """After a change of imports: python docs/tools/drawing.py, and look at it."""
     assert drawing.PICTURE.read_text(encoding="utf-8") == drawing.drawn(IMPORTS)
 
 

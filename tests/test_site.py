@@ -46,12 +46,12 @@ def test_every_name_has_an_anchor(pages):
 
 
 def test_no_role_of_a_docstring_is_left(pages):
-    """:func:`~wvprobe.capture` becomes a link, see docs/build/roles.py."""
+    """:func:`~wvprobe.capture` becomes a link, see docs/tools/roles.py."""
     for name, page in pages.items():
         assert not re.search(r":(?:func|class|meth|mod):", page), name
     assert 'href="#wvprobe.vocabulary.top_tokens"' in pages["api/weights.html"]
 
 
 def test_site_searches_offline_and_holds_no_tools(site):
-    assert not (site / "build").exists()
+    assert not (site / "tools").exists()
     assert (site / "search" / "search_index.js").exists(), "search works without a server"

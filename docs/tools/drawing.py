@@ -1,4 +1,4 @@
-"""Draws docs/images/architecture.svg from the code's own imports: `python docs/build/drawing.py`.
+"""Draws docs/images/architecture.svg from the code's own imports: `python docs/tools/drawing.py`.
 
 Boxes are groups of modules on their levels; a line means that some module of the upper box imports
 one of the lower. Lines that follow from others are left out (transitive reduction). Levels and
