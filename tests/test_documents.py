@@ -119,7 +119,9 @@ def test_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
     assert len(list(run(document))) == len(languages(page))
 
 
-@pytest.mark.parametrize("source", ["tiny:qwen2", "tiny:bert"])
+@pytest.mark.parametrize(
+    "source", ["tiny:qwen2", pytest.param("tiny:bert", marks=pytest.mark.slow)]
+)
 def test_tutorial_runs_on_another_model(source, tmp_path, monkeypatch):
     """Its numbers are then others, so that blocks of text are left out."""
     monkeypatch.chdir(tmp_path)
