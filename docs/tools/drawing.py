@@ -14,6 +14,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 PICTURE = REPOSITORY / "docs" / "images" / "architecture.svg"
 
+GROUND = "ground"
+GROUND_SAYS = (
+    "errors and checks, results, linear algebra, rotations, masks, statistics, spelling, …"
+)
+
 # Level -> box -> its modules. Every module of tests/test_layout.py's LEVELS stands in one box.
 BOXES: dict[int, dict[str, tuple[str, ...]]] = {
     6: {"command line": ("cli",)},
@@ -52,13 +57,7 @@ BOXES: dict[int, dict[str, tuple[str, ...]]] = {
         "store": ("store",),
         "checkpoints": ("_reading", "_tokenizers", "_induction"),
     },
-    0: {
-        "ground": (
-            *("errors", "_validate", "_shapes", "_types", "_linalg", "_metric", "_extremes"),
-            *("_products", "_rotary", "_masks", "_statistics", "_shards", "_progress"),
-            *("_spelling", "_word_places", "_picking", "_shapley"),
-        )
-    },
+    0: {GROUND: ()},  # all else
 }
 
 WIDTH, BAND, GAP, TOP = 1180, 118, 14, 30
@@ -74,11 +73,11 @@ STYLE = """
 """
 
 
-def box_of() -> dict[str, tuple[int, str]]:
-    """Return module -> its level and box."""
+def box_of() -> dict[str, str]:
+    """Return module -> its box, but for the ground's."""
     return {
-        module: (level, name)
-        for level, boxes in BOXES.items()
+        module: name
+        for boxes in BOXES.values()
         for name, modules in boxes.items()
         for module in modules
     }
@@ -87,9 +86,9 @@ def box_of() -> dict[str, tuple[int, str]]:
 def edges(imports: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     """Return which boxes import which others; `imports` are pairs of modules."""
     place = box_of()
-    found = {(place[a][1], place[b][1]) for a, b in imports if a in place and b in place}
+    found = {(place.get(a, GROUND), place.get(b, GROUND)) for a, b in imports}
     # A result looks its figure up when asked (an exception that architecture.md names).
-    return {(a, b) for a, b in found if a != b and (a, b) != ("ground", "figures")}
+    return {(a, b) for a, b in found if a != b and (a, b) != (GROUND, "figures")}
 
 
 def reduced(found: set[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -182,7 +181,7 @@ def drawn(imports: Iterable[tuple[str, str]]) -> str:
                 f'height="{BOX_HEIGHT}" rx="5"/>'
             )
             parts.append(f'<text class="name" x="{x + 8:.0f}" y="{y + 18}">{escape(name)}</text>')
-            for line, text in enumerate(label(modules, width)):
+            for line, text in enumerate(label(modules, width) if modules else [GROUND_SAYS]):
                 parts.append(
                     f'<text class="modules" x="{x + 8:.0f}" y="{y + 33 + 12 * line}">'
                     f"{escape(text)}</text>"

@@ -8,7 +8,7 @@ import griffe
 
 import wvprobe
 
-ROLE = re.compile(r":(?:func|meth|class|mod|attr|data):`(~?)([\w.]+)`")
+ROLE = re.compile(r":(func|meth|class|mod|attr|data):`(~?)([\w.]+)`")
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 API = Path(__file__).parent.parent / "api"
 
@@ -58,9 +58,10 @@ class Roles(griffe.Extension):
         owner = obj.path if obj.is_class else obj.path.rpartition(".")[0]
 
         def link(role: re.Match[str]) -> str:
-            short, path = role.groups()
+            kind, short, path = role.groups()
             shown = path.rpartition(".")[2] if short else path
-            target = target_of(path, owner, self.known)
+            # Fields of a dataclass have no anchor of their own.
+            target = None if kind == "attr" else target_of(path, owner, self.known)
             return f"[`{shown}`][{target}]" if target else f"`{shown}`"
 
         obj.docstring.value = ROLE.sub(link, obj.docstring.value)
