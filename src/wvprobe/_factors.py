@@ -3,10 +3,10 @@
 import hashlib
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Inexact
 from torch import Tensor
 
-from wvprobe._linalg import at_least_float32
+from wvprobe._linalg import at_least_float32, factored_eigenvalues
 from wvprobe._shapes import check_finite
 from wvprobe._types import Provenance
 from wvprobe._validate import message
@@ -121,3 +121,42 @@ def vocabulary_product(heads: HeadWeights) -> Float[Tensor, "d_model d_model"]:
     # Folding acts on d_model alone, so it may come after the sum over the vocabulary.
     total = head.norm.gain.to(total.dtype)[:, None] * total
     return total - total.mean(dim=0) if head.norm.kind == "layer" else total
+
+
+def product_or_why(heads: HeadWeights, which: str, wanted: bool | None) -> Tensor | str:
+    """Return W_U W_E, [d_model, d_model], or why the vocabulary is left out.
+
+    Raises:
+        UnsupportedError: it is wanted (True), and cannot be had.
+    """
+    why = "QK maps no token to logits, OV does" if which == "QK" else why_no_vocabulary(heads)
+    if why and wanted:
+        raise UnsupportedError(
+            f"eigenvalues of W_E OV W_U cannot be computed: {why}. Leave `vocabulary` out and use "
+            ".eigenvalues, those of the circuit itself."
+        )
+    if wanted is False:
+        return "vocabulary=False was asked for"
+    return why or vocabulary_product(heads)
+
+
+def vocabulary_eigenvalues(
+    heads: HeadWeights,
+    layer: int,
+    left: Float[Tensor, "kv_head d_model d_head_v"],
+    right: Float[Tensor, "head d_model d_head_v"],
+    inner: Float[Tensor, "d_model d_model"],
+) -> Inexact[Tensor, "head d_head_v"]:
+    """Return eigenvalues of W_O (W_U W_E W_V) of a layer, the product with W_V a KV head once.
+
+    Args:
+        heads: the weights.
+        layer: the layer.
+        left: W_V, as :func:`layer_factors` gives it.
+        right: W_O transposed, likewise.
+        inner: of :func:`vocabulary_product`.
+    """
+    post = heads.post_norms[layer]
+    if post is not None:
+        right = post.linear(right.mT, right.new_ones(())).mT
+    return factored_eigenvalues(*paired(inner.to(left.dtype) @ left, right.mT))

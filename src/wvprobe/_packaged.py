@@ -50,6 +50,12 @@ class PackagedModel:
         disk_mb: size of the converted folder.
         description: what it is, in one line.
         files: what is read out of the wheel: path in it -> sha256.
+
+    Examples:
+        >>> from wvprobe.models import packaged_models
+        >>> decoder, encoder = packaged_models()
+        >>> decoder.licence, len(decoder.wheel_sha256)
+        ('Apache-2.0', 64)
     """
 
     alias: str
@@ -127,7 +133,13 @@ _PACKAGED = (
 
 
 def packaged_models() -> tuple[PackagedModel, ...]:
-    """Return the models that `load` finds by alias, with no model hub."""
+    """Return the models that `load` finds by alias, with no model hub.
+
+    Examples:
+        >>> from wvprobe.models import packaged_models
+        >>> [packaged.alias for packaged in packaged_models()]
+        ['smollm2-135m', 'minilm-l6']
+    """
     return _PACKAGED
 
 

@@ -28,7 +28,12 @@ _VERSIONED_PACKAGES = ("wvprobe", "torch", "transformers", "transformer-lens", "
 
 
 class HeadId(NamedTuple):
-    """An attention head: layer and head, both counted from 0."""
+    """An attention head: layer and head, both counted from 0.
+
+    Examples:
+        >>> str(heads.ov(1, 2).head)
+        'L1H2'
+    """
 
     layer: int
     head: int
@@ -49,6 +54,10 @@ class Provenance:
         versions: versions of the packages that took part, of Python and of the machine.
         seed: seed of every random draw, or None where nothing is drawn.
         settings: the arguments that shaped the number.
+
+    Examples:
+        >>> heads.provenance.model, len(heads.provenance.weight_hash)
+        ('tiny:llama', 64)
     """
 
     model: str
@@ -82,6 +91,14 @@ class Result:
 
     A subclass gives ``to_frame`` and names the axes of its tensors in ``AXES``; its figure
     lives in :mod:`wvprobe.plotting` under the class's own name.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> audit = wvprobe.audit(model, "The river bank.")
+        >>> with TemporaryDirectory() as folder:
+        ...     again = wvprobe.Result.load(audit.save(folder))
+        >>> again.ok, again.provenance.model
+        (True, 'tiny:llama')
     """
 
     provenance: Provenance

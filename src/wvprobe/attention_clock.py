@@ -38,6 +38,12 @@ class Timed:
         direction: ``forward`` or ``backward`` (alone, without the forward before it).
         floor: seconds below which no kernel can be, from FLOPs and bytes.
         bound: whether FLOPs or bytes set the floor.
+
+    Examples:
+        >>> given = {"uneven": (), "kernels": ["eager"], "directions": ["forward"]}
+        >>> found = wvprobe.time_attention(32, 8, d_heads=(8, 16), seconds=0.0, **given)
+        >>> found.timed[0].kernel, found.timed[0].direction
+        ('eager', 'forward')
     """
 
     device: str
@@ -63,6 +69,13 @@ class Spread:
         fastest: the fastest d_head.
         noise: the largest change of a configuration's own median between the two halves of the
             rounds, as a share.
+
+    Examples:
+        >>> given = {"uneven": (), "kernels": ["eager"], "directions": ["forward"]}
+        >>> found = wvprobe.time_attention(32, 8, d_heads=(8, 16), seconds=0.0, **given)
+        >>> spread = found.spread()
+        >>> {spread.slowest, spread.fastest} <= {8, 16}
+        True
     """
 
     ratio: float
@@ -84,6 +97,12 @@ class AttentionTimes(Result):
         d_model: width that is split into heads.
         n_tokens: length of the sequence.
         peak: by device, FLOP/s of a large matrix product, and bytes/s of a large copy.
+
+    Examples:
+        >>> given = {"uneven": (), "kernels": ["eager"], "directions": ["forward"]}
+        >>> found = wvprobe.time_attention(32, 8, d_heads=(8, 16), seconds=0.0, **given)
+        >>> found.fastest_kernel()
+        'eager'
     """
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {"seconds": ("configuration", "round")}
@@ -240,6 +259,12 @@ def time_attention(
     Raises:
         InputError: widths that do not add up to d_model, or unknown kernels or directions.
         DeviceError: the device is not there, or no kernel runs on it.
+
+    Examples:
+        >>> given = {"uneven": (), "kernels": ["eager"], "directions": ["forward"]}
+        >>> found = wvprobe.time_attention(32, 8, d_heads=(8, 16), seconds=0.0, **given)
+        >>> sorted(set(found.to_frame().kernel))
+        ['eager']
     """
     length("d_model", d_model)
     length("n_tokens", n_tokens)

@@ -24,7 +24,13 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class AuditResult(Result):
-    """The identities of :func:`audit`, in the order of the computation they follow."""
+    """The identities of :func:`audit`, in the order of the computation they follow.
+
+    Examples:
+        >>> audit = wvprobe.audit(model, "The river bank.")
+        >>> list(audit.to_frame())
+        ['identity', 'status', 'error', 'tolerance', 'reason']
+    """
 
     identities: tuple[Identity, ...]
 
@@ -52,6 +58,14 @@ def audit(model: Any, texts: str | Sequence[str] | None = None) -> AuditResult:
 
     Returns:
         One row an identity; ``.ok`` is False where one failed. Nothing is raised for that.
+
+    Raises:
+        InputError: a text has nothing in it.
+
+    Examples:
+        >>> audit = wvprobe.audit(model, "The river bank is closed.")
+        >>> audit.ok, sorted(set(audit.to_frame().status))
+        (True, ['not applicable', 'ok'])
     """
     arch = adapters.architecture(model)
     given: list[str] = [texts] if isinstance(texts, str) else list(texts or _TEXTS)
@@ -65,6 +79,11 @@ def quick_audit(model: Any) -> AuditResult:
 
     Raises:
         AuditError: an identity failed; the message names it.
+
+    Examples:
+        >>> from wvprobe.auditing import quick_audit
+        >>> quick_audit(model).ok
+        True
     """
     arch = adapters.architecture(model)
     layers = sorted({0, arch.n_layers // 2, arch.n_layers - 1})

@@ -45,6 +45,11 @@ class Circuit:
         window: how many tokens back, itself included, a query of the layer sees; None for all.
         visible: whether a query may look at a key at the offset asked for: False beyond the
             window, and for a key ahead of a decoder's query. The raw score exists all the same.
+
+    Examples:
+        >>> circuit = heads.ov(0, 1)
+        >>> bool((circuit.svd().S - torch.linalg.svdvals(circuit.matrix())[:14]).abs().max() < 1e-4)
+        True
     """
 
     kind: Literal["OV", "QK"]

@@ -61,6 +61,11 @@ class CompositionResult(Result):
         zero_writers: [layer, head], True where OV is the zero matrix to rounding.
         zero_readers: [layer, head], True where the reader's circuit is.
         mode: ``Q``, ``K`` or ``V``.
+
+    Examples:
+        >>> found = wvprobe.composition(heads, "V")
+        >>> found.top(1).score.item() == found.scores.max().item()
+        True
     """
 
     scores: Float[Tensor, "layer head layer head"]
@@ -165,6 +170,11 @@ def composition(
     Raises:
         InputError: unknown mode, weights that are not finite, or a metric that is no covariance.
         ShapeError: a metric of another size.
+
+    Examples:
+        >>> found = wvprobe.composition(heads, "K")
+        >>> found.scores.shape, bool(found.scores[2, :, 1].any())  # none writes backwards
+        (torch.Size([3, 6, 3, 6]), False)
     """
     one_of("mode", mode, ("Q", "K", "V"))
     weights = Metric(metric, "OV", heads.n_layers, heads.d_model)

@@ -67,6 +67,12 @@ class ContextResult(Result):
         key: the key's word, in each text.
         positions: [text] token positions of query and key.
         same_tokens: whether query and key are the same token ids in both texts.
+
+    Examples:
+        >>> texts = "The river bank is closed.", "A bank by the river is closed."
+        >>> found = wvprobe.context_dependence(model, *texts, query="bank", key="river")
+        >>> found.scores.shape, found.masked.any(dim=1).tolist()  # text, layer, head
+        (torch.Size([2, 3, 6]), [False, True])
     """
 
     scores: Float[Tensor, "text layer head"]
@@ -184,6 +190,14 @@ def context_dependence(
         WordError: a word is not in a text.
         InputError: no such position; not two words for two texts.
         UnsupportedError: the rotation depends on the texts' lengths, and these differ in it.
+
+    Examples:
+        >>> texts = "The river bank is closed.", "A bank by the river is closed."
+        >>> found = wvprobe.context_dependence(model, *texts, query="bank", key="river")
+        >>> frame = found.to_frame()
+        >>> shares = frame.query_content + frame.key_content + frame.offset
+        >>> bool(((frame.score_b - frame.score_a - shares).abs() < 1e-3).all())
+        True
     """
     texts = (text_a, text_b)
     arch = adapters.architecture(model)

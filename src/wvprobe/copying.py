@@ -47,6 +47,11 @@ class CopyingResult(Result):
         group: how many query heads read one key-value head.
         n_tokens: how many tokens each was ranked among, itself included.
         embedding: ``W_E`` or ``mlp0``.
+
+    Examples:
+        >>> found = wvprobe.copying_scores(heads, rows=50, progress=False)
+        >>> bool((found.low <= found.rank).all() and (found.rank <= found.high).all())
+        True
     """
 
     eigenvalue_score: Float[Tensor, "layer head"]
@@ -166,6 +171,11 @@ def copying_scores(
             kind asked for.
         InputError: a layer is out of range, or 0 with ``mlp0``; fewer than two rows; weights
             with NaN.
+
+    Examples:
+        >>> found = wvprobe.copying_scores(heads, rows=50, progress=False)
+        >>> found.rank.shape, int((found.to_frame().q < 0.05).sum()) <= 18
+        (torch.Size([3, 6]), True)
     """
     # Folded gains differ by layer; unfolded ones would make W_U W_E differ too.
     heads = heads.fold() if normalize else heads

@@ -75,6 +75,13 @@ class DissociationResult(Result):
             intervals resample groups.
         texts: the pairs.
         positions: the destination of each pair.
+
+    Examples:
+        >>> from wvprobe.dissociation import double_dissociation
+        >>> pairs = [("The river bank.", "The old bank."), ("The old river.", "The bank river.")]
+        >>> found = double_dissociation(model, pairs, control=False, progress=False)
+        >>> len(found.summary()) > 0
+        True
     """
 
     values: Float[Tensor, "measure pair layer head"]
@@ -225,6 +232,13 @@ def double_dissociation(
         InputError: texts of a pair differ in length, or their destination in position; fewer than
             two pairs.
         WordError: the word is not in a text.
+
+    Examples:
+        >>> from wvprobe.dissociation import double_dissociation
+        >>> pairs = [("The river bank.", "The old bank."), ("The old river.", "The bank river.")]
+        >>> found = double_dissociation(model, pairs, control=False, progress=False)
+        >>> found.values.shape[1:]  # pair, layer, head
+        torch.Size([2, 3, 6])
     """
     arch = adapters.architecture(model)
     chosen = indices("layers", layers, arch.n_layers, "layers")
@@ -339,6 +353,12 @@ def moves(
         pattern_b: in text b.
         written_a: v_j W_O of every key in text a, in any orthonormal basis of what W_O spans.
         written_b: in text b.
+
+    Examples:
+        >>> from wvprobe.dissociation import moves
+        >>> pattern, written = torch.tensor([0.5, 0.5]), torch.eye(2)
+        >>> bool(moves(pattern, pattern, written, written).abs().nan_to_num().max() < 1e-6)
+        True
     """
     texts = ((pattern_a, written_a), (pattern_b, written_b))
     # output[p][v]: the pattern of text p, the values of text v.

@@ -6,7 +6,15 @@ Every one is a :class:`WvprobeError` and also the built-in it resembles, so that
 
 
 class WvprobeError(Exception):
-    """Base of every error that wvprobe raises on purpose."""
+    """Base of every error that wvprobe raises on purpose.
+
+    Examples:
+        >>> try:
+        ...     wvprobe.find_word(model, "The riverbank.", "bank")
+        ... except wvprobe.WvprobeError as error:
+        ...     type(error).__name__, isinstance(error, ValueError)
+        ('WordError', True)
+    """
 
 
 class InputError(WvprobeError, ValueError):

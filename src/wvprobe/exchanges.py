@@ -83,6 +83,11 @@ class ExchangeResult(Result):
         reader: the head whose score is watched, or None.
         reader_positions: [into] its query and key; () without a reader.
         path: ``q``, ``k`` or ``v``, or None.
+
+    Examples:
+        >>> found = wvprobe.exchange(model, "The bank.", method="zero", part="head", layers=0)
+        >>> found.to_frame()[["into", "layer", "head"]].values.tolist()[0]
+        ['a', 0, 0]
     """
 
     local: Float[Tensor, "into draw layer head"]
@@ -197,6 +202,12 @@ def exchange(
             layer that is not behind the changed ones; no text_b to exchange with.
         UnsupportedError: `token` for a model without a head.
         WordError: a word is not in a text.
+
+    Examples:
+        >>> texts = "The river bank is closed.", "The old bank is closed."
+        >>> found = wvprobe.exchange(model, *texts, part="value", layers=1)
+        >>> found.kl.shape, bool((found.kl >= -1e-6).all())  # into, draw, layer, head
+        (torch.Size([2, 1, 1, 6]), True)
     """
     arch = adapters.architecture(model)
     one_of("part", part, PARTS)

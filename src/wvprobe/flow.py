@@ -42,6 +42,11 @@ class FlowResult(Result):
         text: the text.
         strings: its tokens.
         effects: effects on a logit, of all layers; None where the model has no linear head.
+
+    Examples:
+        >>> flow = wvprobe.value_flow(model, "The river bank is closed.", layer=1)
+        >>> list(flow.to_frame())
+        ['layer', 'head', 'source', 'token', 'attention', 'norm', 'effect']
     """
 
     pattern: Float[Tensor, "layer head query key"]
@@ -139,6 +144,11 @@ def value_flow(
             linear; without them `effects` is None there.
         InputError: no such layer or position; both `against` and `centred`; NaN in a weight.
         WordError: the word is not in the text, or a string is no single token.
+
+    Examples:
+        >>> flow = wvprobe.value_flow(model, "The river bank is closed.")
+        >>> flow.norms.shape  # layer, head, query, key
+        torch.Size([3, 6, 8, 8])
     """
     arch = adapters.architecture(model)
     encoding = encode(model, text)

@@ -38,6 +38,12 @@ class InfluenceResult(Result):
         text: the text.
         word: the word.
         examples: a text of each side as it was read, or "".
+
+    Examples:
+        >>> from wvprobe.influence import context_influence
+        >>> found = context_influence(model, "The river bank is closed.", word="bank", draws=4)
+        >>> bool((found.low <= found.values).all() and (found.values <= found.high).all())
+        True
     """
 
     values: Float[Tensor, "side layer"]
@@ -81,6 +87,12 @@ def context_influence(
     Raises:
         WordError: the word is not in the text.
         InputError: no window of prose has as many tokens as a side of the text.
+
+    Examples:
+        >>> from wvprobe.influence import context_influence
+        >>> found = context_influence(model, "The river bank is closed.", word="bank", draws=4)
+        >>> float(found.values[1].max())  # what comes later does nothing in a decoder
+        0.0
     """
     if draws < 2:
         raise InputError(message("draws", "at least 2, for an interval", draws))

@@ -31,6 +31,11 @@ class InputResult(Result):
         covariance: [layer, d_model, d_model] E (x̂ − μ)ᵀ(x̂ − μ), divided by n, float64; None where
             it was not asked for.
         n: tokens counted; those that the tokenizer added (BOS, CLS, SEP) are not among them.
+
+    Examples:
+        >>> from wvprobe.inputs import mean_input
+        >>> list(mean_input(model, "The river bank.", progress=False).to_frame())[0]
+        'layer'
     """
 
     mean: Float[Tensor, "layer d_model"]
@@ -92,6 +97,11 @@ def mean_input(
 
     Raises:
         InputError: no text, or no token but those that the tokenizer adds.
+
+    Examples:
+        >>> from wvprobe.inputs import mean_input
+        >>> mean_input(model, "The river bank is closed.", progress=False).mean.shape
+        torch.Size([3, 42])
     """
     return _measure(model, texts, fold_norm, progress, covariance=False)
 
@@ -116,6 +126,12 @@ def input_covariance(
 
     Raises:
         InputError: no text, or no token but those that the tokenizer adds.
+
+    Examples:
+        >>> from wvprobe.inputs import input_covariance
+        >>> texts = ["The river bank is closed.", "A power bank fell."]
+        >>> input_covariance(model, texts, progress=False).covariance.shape
+        torch.Size([3, 42, 42])
     """
     return _measure(model, texts, fold_norm, progress, covariance=True)
 

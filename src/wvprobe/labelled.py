@@ -54,6 +54,11 @@ class Loss:
         reason: one of ``REASONS``.
         detail: what exactly was found.
         label: the word's label, where labels were asked for: losses fall on some more than others.
+
+    Examples:
+        >>> from wvprobe.labelled import Loss
+        >>> Loss("s-1", 2, "n't", "the tokenizer leaves it out", "don't").word
+        "n't"
     """
 
     sentence: str
@@ -84,6 +89,12 @@ class LabelledWords:
         left_out: how many words were left out by choice, by reason.
         skipped: the sentences that the dataset's reader left out.
         settings: what shaped the selection, for a provenance.
+
+    Examples:
+        >>> from wvprobe.labelled import labelled_words
+        >>> words = labelled_words(model, wvprobe.load_senses().only("bank"))
+        >>> len(words.spans) == len(words.labels), dict(words.loss_counts)
+        (True, {})
     """
 
     dataset: str
@@ -165,6 +176,14 @@ def align(
 
     Raises:
         InputError: the encoding is of another text.
+
+    Examples:
+        >>> from wvprobe.datasets import labelled_senses
+        >>> from wvprobe.labelled import align
+        >>> from wvprobe.words import encode
+        >>> sentence = labelled_senses(wvprobe.load_senses().only("bank")).sentences[0]
+        >>> [span.word for span in align(encode(model, sentence.text), sentence)]
+        ['bank']
     """
     if encoding.text != sentence.text:
         raise InputError(message("encoding", f"of {sentence.text!r}", encoding.text))
@@ -224,6 +243,12 @@ def labelled_words(
     Raises:
         InputError: no such column or label, or no word is left.
         TokenizerError: there is no tokenizer, or it does not fit the model.
+
+    Examples:
+        >>> from wvprobe.labelled import labelled_words
+        >>> words = labelled_words(model, wvprobe.load_senses().only("bank"), limit=10)
+        >>> len(words.spans), words.column
+        (10, 'sense')
     """
     data = labelled_senses(dataset) if isinstance(dataset, SenseDataset) else dataset
     data = data if column is None else data.with_column(column)

@@ -78,6 +78,11 @@ def load(
         DeviceError: the device is not there.
         UnsupportedError: the architecture is not one that can be wrapped.
         AuditError: the weights read out of the model do not reproduce what it does.
+
+    Examples:
+        >>> model = wvprobe.load("tiny:llama")
+        >>> model.cfg.n_layers, model.cfg.n_heads, model.cfg.n_key_value_heads
+        (3, 6, 2)
     """
     wanted = _Wanted(tokenizer, _device(device), _dtype(dtype), revision)
     # Heads that a checkpoint lacks are drawn at random; the caller's random state stays as it was.

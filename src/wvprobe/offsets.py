@@ -43,6 +43,13 @@ class OffsetResult(Result):
         unrotated: [layer, head] the same share of the dimensions that are not rotated.
         wavelength: tokens; planes that turn a full circle within fewer count as position.
         soft_cap: a layer's bound of tanh(s / cap) · cap, or None.
+
+    Examples:
+        >>> from wvprobe.inputs import mean_input
+        >>> mean = mean_input(model, "The river bank is closed.", progress=False).mean
+        >>> found = wvprobe.offset_profile(heads, range(8), mean_input=mean)
+        >>> bool(((found.position_share + found.content_share) - 1).abs().max() < 1e-4)
+        True
     """
 
     offsets: tuple[int, ...]
@@ -201,6 +208,13 @@ def offset_profile(
         UnsupportedError: positions are learned, or there are none; or attention is latent.
         InputError: no `mean_input`, NaN in it, or `offsets` that cannot be used.
         ShapeError: `mean_input` has another shape.
+
+    Examples:
+        >>> from wvprobe.inputs import mean_input
+        >>> mean = mean_input(model, "The river bank is closed.", progress=False).mean
+        >>> found = wvprobe.offset_profile(heads, range(8), mean_input=mean)
+        >>> found.profile.shape  # layer, head, offset
+        torch.Size([3, 6, 8])
     """
     check_heads(heads)
     _check_positions(heads)

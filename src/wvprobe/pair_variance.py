@@ -76,6 +76,13 @@ class VarianceResult(Result):
             recurring`` in another text, those of them that are ``pairs without sinks``, and ``pairs
             predicted``; ``cells`` and ``texts`` that the last stand in.
         gauge: whether scores were compared within the rows of a query only.
+
+    Examples:
+        >>> ends = ("closed", "open")
+        >>> texts = [f"The {a} bank is {b}." for a in ("old", "new", "river") for b in ends]
+        >>> found = wvprobe.score_variance(model, texts, folds=2, progress=False)
+        >>> len(found.to_frame()), found.gauge
+        (18, True)
     """
 
     held_out: Float[Tensor, "share layer head"]
@@ -99,7 +106,7 @@ class VarianceResult(Result):
 
     @property
     def kind(self) -> tuple[tuple[str, ...], ...]:
-        """[layer][head]: lexical, positional, contextual, mixed, or constant.
+        """[layer, head]: lexical, positional, contextual, mixed, or constant.
 
         A head is named after the largest of its corrected shares `pair`, `offset_alone` and
         `context`, where its interval lies above those of the others; pair and context are held
@@ -210,6 +217,14 @@ def score_variance(
         InputError: fewer than 30 pairs can be predicted; the message counts what there is.
         UnsupportedError: scores cannot be recomputed for the architecture.
         MemoryLimitError: too many cells hang together to be solved for.
+
+    Examples:
+        >>> ends = ("closed", "open")
+        >>> texts = [f"The {a} bank is {b}." for a in ("old", "new", "river") for b in ends]
+        >>> found = wvprobe.score_variance(model, texts, folds=2, progress=False)
+        >>> first = found.to_frame().query("layer == 0")
+        >>> bool((first.context.abs() < 1e-3).all())
+        True
     """
     if length("folds", folds) < 2:
         raise InputError(message("folds", "at least 2", folds))

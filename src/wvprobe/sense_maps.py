@@ -43,6 +43,12 @@ class SenseMap(Result):
         sentences: each item's sentence.
         word: the word.
         layer: the stream, 0 the embedding, k after block k − 1.
+
+    Examples:
+        >>> from wvprobe.sense_maps import sense_map
+        >>> found = sense_map(model, "bank")
+        >>> list(found.to_frame())
+        ['sense', 'sentence', 'first', 'second']
     """
 
     points: Float[Tensor, "item component"]
@@ -81,6 +87,12 @@ class SenseLayers(Result):
         senses: each item's sense.
         sentences: each item's sentence.
         word: the word.
+
+    Examples:
+        >>> from wvprobe.sense_maps import sense_map_by_layer
+        >>> found = sense_map_by_layer(model, "bank")
+        >>> found.points.shape[0], found.points.shape[2]  # streams, coordinates
+        (4, 2)
     """
 
     points: Float[Tensor, "layer item coordinate"]
@@ -136,6 +148,12 @@ def sense_map(
         InputError: the set lacks the word, or has fewer than two sentences of a sense, or no such
             stream.
         WordError: the tokenizer's tokens do not show the word.
+
+    Examples:
+        >>> from wvprobe.sense_maps import sense_map
+        >>> found = sense_map(model, "bank")
+        >>> found.points.shape[1], found.interval[0] <= found.accuracy <= found.interval[1]
+        (2, True)
     """
     arch = adapters.architecture(model)
     at = (arch.n_layers + 1) // 2 if layer is None else layer
@@ -174,6 +192,11 @@ def sense_map_by_layer(
     Raises:
         InputError: the set lacks the word, or has fewer than two sentences of a sense.
         WordError: the tokenizer's tokens do not show the word.
+
+    Examples:
+        >>> from wvprobe.sense_maps import sense_map_by_layer
+        >>> sense_map_by_layer(model, "bank").accuracy.shape
+        torch.Size([4])
     """
     items, labels = _items(word, dataset)
     vectors = _vectors(model, items, None)

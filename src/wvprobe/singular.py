@@ -18,9 +18,9 @@ from wvprobe._factors import (
     layer_factors,
     of_head,
     paired,
+    product_or_why,
     provenance_of,
-    vocabulary_product,
-    why_no_vocabulary,
+    vocabulary_eigenvalues,
 )
 from wvprobe._linalg import (
     SVD,
@@ -68,6 +68,11 @@ class SpectraResult(Result):
         vocabulary: [layer, head, d_head] complex eigenvalues of W_E OV W_U; or why there are none.
         k: how many singular values the column `energy` is the share of.
         n_kv_heads: key-value heads of a layer.
+
+    Examples:
+        >>> found = wvprobe.spectra(heads, "OV", progress=False)
+        >>> found.ranks.shape, bool((found.ranks == 14).all())
+        (torch.Size([3, 6]), True)
     """
 
     which: str
@@ -199,6 +204,12 @@ class SingularVectorsResult(Result):
             of the vectors is determined, together on both sides.
         tolerance: neighbours nearer than this share a group.
         round_off: how far off a value can be.
+
+    Examples:
+        >>> from wvprobe.singular import singular_vectors
+        >>> found = singular_vectors(heads, "OV", 1, 2)
+        >>> bool((found.left.T @ found.left - torch.eye(14)).abs().max() < 1e-4)
+        True
     """
 
     head: HeadId
@@ -307,6 +318,11 @@ def spectra(
         InputError: an argument cannot be used, or weights hold NaN.
         UnsupportedError: `vocabulary` is True and there is no W_E, no linear W_U, or `which` is QK.
         ShapeError: the metric has another shape.
+
+    Examples:
+        >>> found = wvprobe.spectra(heads, "OV", progress=False)
+        >>> found.to_frame()[["layer", "head", "rank"]].values.tolist()[:2]
+        [[0, 0, 14], [0, 1, 14]]
     """
     check_heads(heads)
     one_of("which", which, ("OV", "QK"))
@@ -314,7 +330,7 @@ def spectra(
         raise InputError(message("k", "an int of at least 1", k))
     turned: dict[str, Any] = {"offset": offset, "seq_len": seq_len, "part": part}
     weights = Metric(metric, which, heads.n_layers, heads.d_model)
-    inner = _inner_or_why(heads, which, vocabulary)
+    inner = product_or_why(heads, which, vocabulary)
     values, floors, eigenvalues, tokens = [], [], [], []
     long = progress and heads.n_layers * heads.d_model >= _LONG_WORK
     with progress_bar(heads.n_layers, "layers", long) as advance:
@@ -322,7 +338,7 @@ def spectra(
             left, right = layer_factors(heads, which, layer, **turned)
             eigenvalues.append(factored_eigenvalues(*paired(left, right.mT)))
             if isinstance(inner, Tensor):
-                tokens.append(_vocabulary_eigenvalues(heads, layer, left, right, inner))
+                tokens.append(vocabulary_eigenvalues(heads, layer, left, right, inner))
             left, right = weights.left(left, layer), weights.right(right, layer)
             left, right = paired(triangular(left), triangular(right).mT)
             values.append(svdvals(left @ right))
@@ -377,6 +393,12 @@ def singular_vectors(
     Raises:
         InputError: an argument cannot be used, or weights hold NaN.
         ShapeError: the metric has another shape.
+
+    Examples:
+        >>> from wvprobe.singular import singular_vectors
+        >>> found = singular_vectors(heads, "OV", 1, 2)
+        >>> bool((found.values - heads.ov(1, 2).singular_values).abs().max() < 1e-4)
+        True
     """
     check_heads(heads)
     one_of("which", which, ("OV", "QK"))
@@ -415,29 +437,6 @@ def singular_vectors(
 def _offset(heads: HeadWeights, which: str, offset: float | int | None) -> float | int | None:
     rotates = any(rotary is not None for rotary in heads.rotary)
     return offset if which == "QK" and rotates else None
-
-
-def _inner_or_why(heads: HeadWeights, which: str, wanted: bool | None) -> Tensor | str:
-    """Return W_U W_E, [d_model, d_model], or why the vocabulary is left out."""
-    why = "QK maps no token to logits, OV does" if which == "QK" else why_no_vocabulary(heads)
-    if why and wanted:
-        raise UnsupportedError(
-            f"eigenvalues of W_E OV W_U cannot be computed: {why}. Leave `vocabulary` out and use "
-            ".eigenvalues, those of the circuit itself."
-        )
-    if wanted is False:
-        return "vocabulary=False was asked for"
-    return why or vocabulary_product(heads)
-
-
-def _vocabulary_eigenvalues(
-    heads: HeadWeights, layer: int, left: Tensor, right: Tensor, inner: Tensor
-) -> Tensor:
-    """Return eigenvalues of W_O (W_U W_E W_V) of a layer, the product with W_V a KV head once."""
-    post = heads.post_norms[layer]
-    if post is not None:
-        right = post.linear(right.mT, right.new_ones(())).mT
-    return factored_eigenvalues(*paired(inner.to(left.dtype) @ left, right.mT))
 
 
 def _quotient(value: Tensor, by: Tensor) -> Tensor:

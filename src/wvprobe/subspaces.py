@@ -53,6 +53,11 @@ class OverlapResult(Result):
         control: mean overlap of pairs for which the question does not arise, less their mean
             expectation: for ``V`` the layers' W_K, for the others pairs whose writer comes later.
         kind: what was asked for.
+
+    Examples:
+        >>> found = wvprobe.subspace_overlap(heads, "OV")
+        >>> found.dimension
+        42
     """
 
     overlap: Float[Tensor, "*pair"]
@@ -147,6 +152,12 @@ def subspace_overlap(
 
     Raises:
         InputError: unknown kind, or energy or n_cosines out of bounds.
+
+    Examples:
+        >>> found = wvprobe.subspace_overlap(heads, "OV")
+        >>> overlap = found.overlap.nan_to_num()  # NaN for pairs that cannot be
+        >>> bool(((overlap >= 0) & (overlap <= 1 + 1e-5)).all())
+        True
     """
     one_of("kind", kind, ("V", "OV", "OQ", "OK"))
     if isinstance(energy, bool) or not 0 < energy <= 1:

@@ -161,6 +161,11 @@ def tiny_model(family: str, seed: int = 0, *, dtype: str = "float32", **override
 
     Raises:
         InputError: unknown family, or an override that the config does not know.
+
+    Examples:
+        >>> from wvprobe.testing import tiny_model
+        >>> tiny_model("gpt2", n_layer=1).cfg.n_layers
+        1
     """
     with torch.random.fork_rng(devices=[]):
         hf_model = _hf_model(family, seed, overrides).to(getattr(torch, dtype))
@@ -179,6 +184,13 @@ def induction_model(seed: int = 0) -> Any:
 
     Returns:
         A TransformerBridge named ``induction``, with the tokenizer of ``tiny_model("llama")``.
+
+    Examples:
+        >>> from wvprobe.testing import induction_model
+        >>> planted = wvprobe.HeadWeights.from_model(induction_model())
+        >>> scores = wvprobe.composition(planted, "K").scores
+        >>> [int(n) for n in torch.unravel_index(scores.argmax(), scores.shape)]  # L0H0 into L1H1
+        [0, 0, 1, 1]
     """
     import transformers
 

@@ -40,8 +40,8 @@ class TopTokensResult(Result):
         ids: [side, rank] the tokens found; for pairs the key, or the logit's token.
         token_ids: [side, rank] the token given; for pairs the query, or the token looked at;
             −1 for a direction.
-        strings: [side][rank] `ids` as readable strings, leading spaces kept.
-        token_strings: [side][rank] likewise for `token_ids`; "direction" for one.
+        strings: [side, rank] `ids` as readable strings, leading spaces kept.
+        token_strings: [side, rank] likewise for `token_ids`; "direction" for one.
         circuit: ``OV`` or ``QK``.
         head: layer and head.
         roles: what `token_ids` and `ids` are: ``("query", "key")``, ``("source", "logit")`` or
@@ -54,6 +54,11 @@ class TopTokensResult(Result):
         n_targets: number of tokens that `ids` were chosen from.
         skipped: the words of a word list that are no single tokens.
         pairs: whether the strongest pairs of all tokens were sought.
+
+    Examples:
+        >>> found = wvprobe.top_tokens(heads, "QK", 0, 2, " river", offset=1, k=3)
+        >>> found.scores.shape, found.left_out  # highest and lowest
+        (torch.Size([2, 3]), ())
     """
 
     scores: Float[Tensor, "side rank"]
@@ -172,6 +177,11 @@ def top_tokens(
         TokenizerError: a text, and no tokenizer.
         UnsupportedError: the model has no linear head (OV), no W_E, or no stored embedding of
             the kind asked for.
+
+    Examples:
+        >>> found = wvprobe.top_tokens(heads, "OV", 1, 2, " river", k=3)
+        >>> found.to_frame()[["side", "rank"]].values.tolist()[:2]
+        [['highest', 0], ['highest', 1]]
     """
     roles = ROLES[one_of("kind", kind, tuple(ROLES))]
     layer = index("layer", layer, heads.n_layers, "layers")

@@ -31,7 +31,13 @@ class PairScores(Result):
         masked: [text, direction], True where the query lies before the key in a decoder.
         texts: the texts.
         words: the first word and the second; direction 0 has the first as query.
-        positions: [text][word], token positions (the last token of each word).
+        positions: [text, word], token positions (the last token of each word).
+
+    Examples:
+        >>> from wvprobe.word_pairs import pair_scores
+        >>> found = pair_scores(model, ["The river bank."], "bank", "river")
+        >>> found.scores.shape  # text, direction, layer, head
+        torch.Size([1, 2, 3, 6])
     """
 
     scores: Float[Tensor, "text direction layer head"]
@@ -88,9 +94,21 @@ def pair_scores(model: Any, texts: Sequence[str], first: str, second: str) -> Pa
     A word of several tokens is read at its last one. A decoder's mask keeps a query from later
     keys; the raw score of such a pair exists all the same, is computed, and is marked.
 
+    Args:
+        model: a TransformerBridge.
+        texts: texts that hold both words.
+        first: a word, as the texts write it; of several occurrences the first.
+        second: another.
+
     Raises:
         UnsupportedError: scores cannot be recomputed for the architecture.
         WordError: a word is not in a text.
+
+    Examples:
+        >>> from wvprobe.word_pairs import pair_scores
+        >>> found = pair_scores(model, ["The river bank is closed."], "bank", "river")
+        >>> found.directions(), found.masked.tolist()  # text, direction
+        (('bank→river', 'river→bank'), [[False, True]])
     """
     arch = adapters.architecture(model)
     seen = capture(model, texts, ["scores", "pattern", "resid_pre"])

@@ -51,6 +51,12 @@ class Encoding:
             text itself spells out was not added.
         source: ``offsets`` where the tokenizer's own offsets hold; ``decoding`` where they are
             wrong or missing and the tokens, decoded one by one, were matched to the text.
+
+    Examples:
+        >>> from wvprobe.words import encode
+        >>> encoding = encode(model, "The bank.")
+        >>> encoding.special, encoding.spans
+        ((True, False, False, False), (None, (0, 3), (4, 8), (8, 9)))
     """
 
     text: str
@@ -73,6 +79,10 @@ class WordSpan:
         chars: start and end of the word in the text.
         strings: the word's tokens as readable strings.
         source: how the tokens' characters were found, see :class:`Encoding`.
+
+    Examples:
+        >>> wvprobe.find_word(model, "The river bank.", "bank").chars
+        (10, 14)
     """
 
     text: str
@@ -103,6 +113,11 @@ def find_word(
         WordError: no such whole word, or not so many of them; the message lists what is there.
         InputError: the text is empty, too long for the model, or brings its own BOS.
         TokenizerError: there is no tokenizer, or its tokens cannot be matched to the text.
+
+    Examples:
+        >>> span = wvprobe.find_word(model, "The riverbank is closed.", "riverbank")
+        >>> span.tokens, span.strings
+        ((2, 3, 4), (' river', 'b', 'ank'))
     """
     return locate(encode(model, text, prepend_bos=prepend_bos), word, occurrence)
 
@@ -110,7 +125,19 @@ def find_word(
 def encode(model: Any, text: str, *, prepend_bos: bool | None = None) -> Encoding:
     """Tokenize a text as the bridge does, and find every token's characters.
 
-    Arguments and errors are those of :func:`find_word`.
+    Args:
+        model: a bridge with a tokenizer.
+        text: the text; never truncated.
+        prepend_bos: whether a BOS stands first; None for what the bridge does by default.
+
+    Raises:
+        InputError: the text is empty, too long for the model, or brings its own BOS.
+        TokenizerError: there is no tokenizer, or its tokens cannot be matched to the text.
+
+    Examples:
+        >>> from wvprobe.words import encode
+        >>> encode(model, "The river bank.").strings
+        ('<s>', ' The', ' river', ' bank', '.')
     """
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -155,7 +182,21 @@ def encode(model: Any, text: str, *, prepend_bos: bool | None = None) -> Encodin
 
 
 def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
-    """Find the tokens of a word in an encoded text: :func:`find_word` without the tokenizer."""
+    """Find the tokens of a word in an encoded text: :func:`find_word` without the tokenizer.
+
+    Args:
+        encoding: of :func:`encode`.
+        word: as in :func:`find_word`.
+        occurrence: likewise.
+
+    Raises:
+        WordError: no such whole word, or not so many of them; the message lists what is there.
+
+    Examples:
+        >>> from wvprobe.words import encode, locate
+        >>> locate(encode(model, "A bank by a bank."), "bank", 1).tokens
+        (5,)
+    """
     if not isinstance(word, str) or not word or word != word.strip():
         raise WordError(message("word", "a word without white space around it", word))
     text = encoding.text
@@ -179,8 +220,18 @@ def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     A possessive's ending may follow the word: the mark says that it does not belong to it. Such a
     place is none of those that :func:`find_word` counts; its occurrence is 0.
 
+    Args:
+        encoding: of :func:`encode`.
+        start: the word's first character in the text.
+        end: the one behind its last.
+
     Raises:
         WordError: no whole word stands there, or its tokens stand for more than it.
+
+    Examples:
+        >>> from wvprobe.words import encode, word_at
+        >>> word_at(encode(model, "The river bank."), 10, 14).tokens
+        (3,)
     """
     word = encoding.text[start:end]
     for occurrence, place in enumerate(occurrences(encoding.text, word) if word else ()):
@@ -203,10 +254,20 @@ def characters_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     For words that somebody has marked by hand, such as "n't" in "don't"; `occurrence` of the
     result counts every place where these characters stand, within other words too.
 
+    Args:
+        encoding: of :func:`encode`.
+        start: the first character.
+        end: the one behind the last.
+
     Raises:
         InputError: the characters lie outside the text, or are none but white space.
         SharedTokenError: a token stands for characters around them, too.
         NoTokenError: they have no token.
+
+    Examples:
+        >>> from wvprobe.words import characters_at, encode
+        >>> characters_at(encode(model, "The riverbank."), 4, 9).strings
+        (' river',)
     """
     text = encoding.text
     inside = 0 <= start < end <= len(text)

@@ -115,6 +115,12 @@ def capture(
 
     Returns:
         The sites' tensors, or with `out` their files, opened: tensors are read when asked for.
+
+    Examples:
+        >>> texts = ["A power bank.", "The old river bank."]
+        >>> seen = wvprobe.capture(model, texts, ["v", "resid_post"], words="bank")
+        >>> seen["v"].shape, seen.axes("v")
+        (torch.Size([2, 3, 2, 14]), ('item', 'layer', 'kv_head', 'd_head_v'))
     """
     if out is not None:
         return capture_to(
@@ -164,9 +170,34 @@ def read_sites(
     """Do what :func:`capture` does without hashing the model's weights into a provenance.
 
     With `share`, and words or positions, a text that is given several times runs once: many words
-    of one sentence cost one forward. Rows of a batch are then not the texts as given. Without
-    `ahead` scores and patterns read at some positions may end there: keys that a causal mask hides
-    are left out.
+    of one sentence cost one forward. Rows of a batch are then not the texts as given.
+
+    Args:
+        model: as in :func:`capture`, and so are the arguments below, but for the last two.
+        texts: likewise.
+        sites: likewise.
+        words: likewise.
+        positions: likewise.
+        layers: likewise.
+        pool: likewise.
+        batch_size: likewise.
+        progress: likewise.
+        prepend_bos: likewise.
+        share: whether equal texts run once.
+        ahead: whether scores and patterns that are read at some positions hold the keys, too, that
+            a causal mask hides; without, they may end before.
+
+    Raises:
+        UnsupportedError: the architecture lacks a site; the message names another.
+        InputError: an argument cannot be used.
+        WordError: a word is not in its text, or not as a whole word.
+        MemoryLimitError: not even one text fits into memory.
+
+    Examples:
+        >>> from wvprobe.activations import read_sites
+        >>> texts = ["The river bank."] * 2  # run once
+        >>> read_sites(model, texts, "v", words=["river", "bank"], share=True)["v"].shape
+        torch.Size([2, 3, 2, 14])
     """
     arch = adapters.architecture(model)
     plan = SitePlan(model, arch, sites, layers)

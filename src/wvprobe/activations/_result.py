@@ -28,6 +28,11 @@ class Activations(Result):
         words: the words looked for, where there were any.
         pool: how several tokens of a word became one vector, or None.
         mask: [item, pos] True for tokens; None with words or positions.
+
+    Examples:
+        >>> seen = wvprobe.capture(model, "The river bank.", "q", layers=[0, 2])
+        >>> seen.layers["q"], tuple(seen["q"].shape)
+        ((0, 2), (1, 5, 2, 6, 14))
     """
 
     values: Mapping[str, Tensor]

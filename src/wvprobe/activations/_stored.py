@@ -29,6 +29,14 @@ class StoredActivations(Activations):
     Attributes:
         values: site -> :class:`~wvprobe.store.StoredSite`.
         store: the files.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> texts = ["A bank.", "The bank."]
+        >>> with TemporaryDirectory() as folder:
+        ...     stored = wvprobe.capture(model, texts, "v", words="bank", out=folder)
+        ...     stored["v"][[1], 2].shape  # one item, one layer: no more is read
+        torch.Size([1, 2, 14])
     """
 
     values: Mapping[str, StoredSite]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -149,6 +157,14 @@ def open_store(folder: str | Path, *, partial: bool = False) -> StoredActivation
             how many of how many shards are there).
         IntegrityError: its table of items is not what was written. Shards are checked when they
             are first read.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> from wvprobe.activations import open_store
+        >>> with TemporaryDirectory() as folder:
+        ...     stored = wvprobe.capture(model, "A bank.", "v", out=folder)
+        ...     open_store(folder)["v"].tensor().equal(stored["v"].tensor())
+        True
     """
     store = Store(folder, partial=partial)
     settings = store.manifest.settings

@@ -37,6 +37,15 @@ class AgreementResult(Result):
         weights: [pair, layer, head] likewise.
         names: of each pair, behaviour and weights.
         resample: what the interval of `rho` resamples, ``layer`` or ``head``.
+
+    Examples:
+        >>> from wvprobe.behaviour import behaviour_agreement
+        >>> given = {"texts": ["The river bank is closed today."] * 2, "samples": 2, "length": 9}
+        >>> found = wvprobe.head_behaviour(model, **given, progress=False)
+        >>> rank = wvprobe.copying_scores(heads, rows=50, progress=False).rank
+        >>> agreement = behaviour_agreement(found, {"rank": rank}, pairs=[("copying", "rank")])
+        >>> bool(agreement.low <= agreement.rho), bool(agreement.rho <= agreement.high)
+        (True, True)
     """
 
     rho: Float[Tensor, " pair"]
@@ -127,6 +136,15 @@ def behaviour_agreement(
     Raises:
         InputError: unknown names, or fewer than three heads with both numbers.
         ShapeError: a tensor that is not [layer, head] of the model.
+
+    Examples:
+        >>> from wvprobe.behaviour import behaviour_agreement
+        >>> given = {"texts": ["The river bank is closed today."] * 2, "samples": 2, "length": 9}
+        >>> found = wvprobe.head_behaviour(model, **given, progress=False)
+        >>> rank = wvprobe.copying_scores(heads, rows=50, progress=False).rank
+        >>> agreement = behaviour_agreement(found, {"rank": rank}, pairs=[("copying", "rank")])
+        >>> len(agreement.to_frame())
+        1
     """
     one_of("resample", resample, ("layer", "head"))
     shape = behaviour.values.shape[1:]
@@ -168,6 +186,12 @@ def composed_with(
             head].
         layer: the writer's layer.
         head: the writer.
+
+    Examples:
+        >>> from wvprobe.behaviour import composed_with
+        >>> found = composed_with(wvprobe.composition(heads, "K").scores, 0, 3)
+        >>> bool(found[0].isnan().all()), bool(found[1:].isnan().any())
+        (True, False)
     """
     layer = index("layer", layer, scores.shape[0], "layers")
     found = scores[layer, index("head", head, scores.shape[1], "heads")].clone()

@@ -22,7 +22,7 @@ _HEADS, _LAYERS = ("relation", "layer", "head"), ("relation", "layer")
 
 @dataclass(frozen=True)
 class DependencyResult(Result):
-    """How often each head's strongest key is the related word, on sentences nothing was chosen on.
+    r"""How often each head's strongest key is the related word, on sentences nothing was chosen on.
 
     The axis `relation` counts pairs of a relation and a direction.
 
@@ -46,6 +46,23 @@ class DependencyResult(Result):
         directions: its direction, which of the two words asks.
         left_out: relation and direction -> why it is not measured.
         sentences: how many sentences were read; half of them to choose on.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from wvprobe.behaviour import dependency_heads
+        >>> row = "{}\t{}\t{}\t{}\t_\t_\t{}\t{}\t_\t_".format
+        >>> texts = [
+        ...     "\n".join([row(1, a, a, "NOUN", 2, "nsubj"), row(2, b, b, "VERB", 0, "root"), ""])
+        ...     for a in ("Birds", "Dogs", "Cats", "Men") for b in ("sing", "bark", "sleep", "walk")
+        ... ]
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "small.conllu")
+        ...     _ = path.write_text("\n".join([*texts, ""]))
+        ...     treebank = wvprobe.load_conllu(path)
+        >>> found = dependency_heads(model, treebank, min_pairs=4, progress=False)
+        >>> found.accuracy.shape[-2:]  # layer, head
+        torch.Size([3, 6])
     """
 
     accuracy: Float[Tensor, "relation layer head"]
@@ -151,7 +168,7 @@ def dependency_heads(
     batch_size: int | Literal["auto"] = "auto",
     progress: bool = True,
 ) -> DependencyResult:
-    """Measure how often a head's strongest key is the word that a dependency relates to its query.
+    r"""Measure how often a head's strongest key is the word that a dependency relates to its query.
 
     After Clark et al. 2019 (What Does BERT Look At?) and Voita et al. 2019 (Analyzing Multi-Head
     Self-Attention): for each relation, in both directions, the share of pairs in which the key of
@@ -177,6 +194,23 @@ def dependency_heads(
 
     Raises:
         InputError: the sentences have no dependencies, or no relation has enough pairs.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from wvprobe.behaviour import dependency_heads
+        >>> row = "{}\t{}\t{}\t{}\t_\t_\t{}\t{}\t_\t_".format
+        >>> texts = [
+        ...     "\n".join([row(1, a, a, "NOUN", 2, "nsubj"), row(2, b, b, "VERB", 0, "root"), ""])
+        ...     for a in ("Birds", "Dogs", "Cats", "Men") for b in ("sing", "bark", "sleep", "walk")
+        ... ]
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "small.conllu")
+        ...     _ = path.write_text("\n".join([*texts, ""]))
+        ...     treebank = wvprobe.load_conllu(path)
+        >>> found = dependency_heads(model, treebank, min_pairs=4, progress=False)
+        >>> set(found.to_frame().relation)
+        {'nsubj'}
     """
     arch = adapters.architecture(model)
     checked_length("min_pairs", min_pairs)

@@ -51,6 +51,12 @@ class BehaviourResult(Result):
             `positional` is about; NaN where there is none.
         names: the scores.
         reasons: score -> why it is NaN, a layer ("" where it is not).
+
+    Examples:
+        >>> given = {"texts": ["The river bank is closed today."] * 2, "samples": 2, "length": 9}
+        >>> found = wvprobe.head_behaviour(model, **given, progress=False)
+        >>> found.named(1, kinds=["induction"]).columns.tolist()[:5]
+        ['kind', 'rank', 'layer', 'head', 'score']
     """
 
     values: Float[Tensor, "score layer head"]
@@ -224,6 +230,12 @@ def head_behaviour(
     Raises:
         InputError: an argument cannot be used; two copies do not fit into the model's context, or
             its vocabulary has fewer ordinary tokens than one.
+
+    Examples:
+        >>> given = {"texts": ["The river bank is closed today."] * 2, "samples": 2, "length": 9}
+        >>> found = wvprobe.head_behaviour(model, **given, progress=False)
+        >>> found["induction"].shape, found.excess("induction").shape
+        (torch.Size([3, 6]), torch.Size([3, 6]))
     """
     arch = adapters.architecture(model)
     given = _bundled(model) if texts is None else checked_texts(texts)

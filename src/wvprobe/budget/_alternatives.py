@@ -30,6 +30,12 @@ class Alternative:
         kv_bytes: bytes that one token leaves in the cache; None where nothing can be kept.
         flops: FLOPs of one token in all layers' attention.
         breaks: what would have to change elsewhere, a sentence each.
+
+    Examples:
+        >>> budget = wvprobe.HeadBudget(d_model=12, n_heads=4, n_layers=2)
+        >>> given = wvprobe.alternatives(budget).options[0]
+        >>> given.n_heads, given.widths
+        (4, (3, 3, 3, 3))
     """
 
     kind: str
@@ -58,6 +64,12 @@ class Alternatives(Result):
         options: the alternatives.
         context: how many tokens a token looks at, for the FLOPs.
         dtype: of the cache.
+
+    Examples:
+        >>> budget = wvprobe.HeadBudget(d_model=12, n_heads=4, n_layers=2)
+        >>> others = wvprobe.alternatives(budget)
+        >>> others.to_frame().kind.iloc[0], len(others.options) == len(others.to_frame())
+        ('as given', True)
     """
 
     budget: HeadBudget
@@ -131,6 +143,11 @@ def alternatives(
 
     Raises:
         InputError: a context below 1, or an unknown dtype.
+
+    Examples:
+        >>> budget = wvprobe.HeadBudget(d_model=12, n_heads=4, n_layers=2)
+        >>> "MQA" in set(wvprobe.alternatives(budget).to_frame().kind)
+        True
     """
     length("context", context)
     rest = {"kv_rank": None, "q_rank": None, "d_shared_key": 0, "biases": _plain(budget)}

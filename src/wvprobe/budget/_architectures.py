@@ -25,6 +25,11 @@ class KnownArchitectures(Result):
 
     The sizes are those of attention; `rest` is not told. DeepSeek's d_head is that of queries and
     keys, rotated dimensions included.
+
+    Examples:
+        >>> known = wvprobe.known_architectures()
+        >>> len(known.budgets) == len(known.to_frame())
+        True
     """
 
     budgets: tuple[HeadBudget, ...]
@@ -89,7 +94,14 @@ class KnownArchitectures(Result):
 
 
 def known_architectures() -> KnownArchitectures:
-    """Return the sizes of published models, each with its source."""
+    """Return the sizes of published models, each with its source.
+
+    Examples:
+        >>> known = wvprobe.known_architectures()
+        >>> bert = known["BERT-base"]
+        >>> bert.n_heads, bert.d_head
+        (12, 64)
+    """
     text = resources.files("wvprobe").joinpath(_TABLE).read_text(encoding="utf-8")
     budgets = [_budget(row) for row in csv.DictReader(text.splitlines())]
     provenance = Provenance.of("published configurations", "")

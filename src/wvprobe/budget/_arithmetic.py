@@ -49,6 +49,13 @@ class HeadBudget:
 
     Raises:
         InputError: sizes that no model can have; the message says which.
+
+    Examples:
+        >>> budget = wvprobe.HeadBudget(d_model=12288, n_heads=96, n_layers=96)
+        >>> budget.d_head, budget.n_attention == 96 * 4 * 12288**2
+        (128, True)
+        >>> budget.kv_cache_bytes("bfloat16")  # a token
+        4718592
     """
 
     d_model: int

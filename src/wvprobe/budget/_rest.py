@@ -31,6 +31,11 @@ class Rest:
 
     Raises:
         InputError: a negative size, an unknown `head`, or experts without a width.
+
+    Examples:
+        >>> from wvprobe.budget import Rest
+        >>> Rest(d_vocab=10, d_mlp=8, gated=False, norms_per_layer=0, outer_norms=0).d_mlp
+        8
     """
 
     d_vocab: int

@@ -34,6 +34,12 @@ class HeadScaling(Result):
             product): slope, and the ends of its 95 % interval.
         common_widths: the head widths whose share is told.
         common_share: share of models with one of them, and the ends of its 95 % interval.
+
+    Examples:
+        >>> from wvprobe.budget import head_scaling
+        >>> found = head_scaling()
+        >>> len(found.names) > 60, found.common_widths
+        (True, (64, 128))
     """
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -94,6 +100,12 @@ def head_scaling(
 
     Raises:
         InputError: fewer than three models or two families.
+
+    Examples:
+        >>> from wvprobe.budget import head_scaling
+        >>> slope, low, high = head_scaling().slope("n_heads")
+        >>> low <= slope <= high
+        True
     """
     models = list(known_architectures() if known is None else known)
     families = tuple(budget.family for budget in models)

@@ -78,6 +78,12 @@ def drift(
             four occurrences; the store lacks a sentence, a position or a stream, or was captured
             with another model or prepend_bos.
         WordError: a marked word has no tokens of its own.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> found = wvprobe.drift(model, few)
+        >>> found.to_frame().layer.tolist()
+        [0, 1, 2, 3]
     """
     if correction is not None:
         one_of("correction", correction, CORRECTIONS)

@@ -22,6 +22,12 @@ class Correction:
         mean: [layer, d_model] what is taken off.
         scale: [layer, d_model] what is divided by, or None.
         directions: [layer, component, d_model] orthonormal directions that are taken out, or None.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import fit_correction
+        >>> tokens = torch.randn(50, 4, 42) + 3
+        >>> fit_correction(tokens, "zscore").scale.shape
+        torch.Size([4, 42])
     """
 
     kind: str
@@ -52,6 +58,13 @@ def fit_correction(tokens: Float[Tensor, "token layer d_model"], kind: str) -> C
 
     Raises:
         InputError: unknown kind, or too few tokens to fit it.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import fit_correction
+        >>> tokens = torch.randn(50, 4, 42) + 3
+        >>> mean = fit_correction(tokens, "mean")
+        >>> bool(mean(tokens).mean(dim=0).abs().max() < 1e-5)
+        True
     """
     one_of("correction", kind, CORRECTIONS)
     n, _, d = tokens.shape

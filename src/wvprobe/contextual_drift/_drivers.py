@@ -57,6 +57,12 @@ class DriversResult(Result):
         error: largest |Σ contributions − separation| / ½(‖x_a‖ + ‖x_b‖) of all pairs.
         dropped: word and sentence of each occurrence whose token is a sink, or which sees nothing
             of its sentence but itself (a decoder's first word).
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> found = wvprobe.drift_drivers(model, few, n_pairs=2, n_heads=1)
+        >>> len(found.components) == found.contribution.shape[-1]
+        True
     """
 
     contribution: Float[Tensor, "word component"]
@@ -251,6 +257,12 @@ def drift_drivers(
     Raises:
         InputError: an argument cannot be used, or no word has two senses of three sentences each.
         WordError: a marked word has no tokens of its own.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> found = wvprobe.drift_drivers(model, few, n_pairs=2, n_heads=1)
+        >>> found.error < 1e-5  # contributions sum to the separation
+        True
     """
     arch = adapters.architecture(model)
     middle = (arch.n_layers + 1) // 2

@@ -49,6 +49,13 @@ class GrowthResult(Result):
         laws: ``linear power exponential logistic``.
         errors: which errors were made least, ``absolute`` or ``relative``.
         untestable: why nothing was fitted, or "".
+
+    Examples:
+        >>> from wvprobe.contextual_drift import growth_law
+        >>> curves = torch.exp(0.2 * torch.arange(17.0)) + 0.001 * torch.rand(4, 17)
+        >>> found = growth_law({"distance": curves}, n_layers=16)
+        >>> found.laws, found.untestable
+        (('linear', 'power', 'exponential', 'logistic'), '')
     """
 
     aicc: Float[Tensor, "metric word law"]
@@ -181,6 +188,13 @@ def growth_law(
     Raises:
         InputError: no curves, or negative or infinite ones.
         ShapeError: curves of different numbers of words.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import growth_law
+        >>> curves = torch.exp(0.2 * torch.arange(17.0)) + 0.001 * torch.rand(4, 17)
+        >>> found = growth_law({"distance": curves}, n_layers=16)
+        >>> set(found.to_frame().query("winner").law)
+        {'exponential'}
     """
     one_of("errors", errors, ERRORS)
     if isinstance(curves, DriftResult):

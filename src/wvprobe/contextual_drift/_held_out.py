@@ -38,6 +38,16 @@ class HeldOutSenses(Result):
         n_train: training sentences of each sense.
         n_test: test sentences of each sense.
         dropped: word and sentence of each occurrence whose token is a sink.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> from wvprobe.contextual_drift import held_out_senses
+        >>> senses = wvprobe.load_senses().only("bank")
+        >>> parts = ("train", "test")
+        >>> items = tuple(replace(item, split=parts[n % 2]) for n, item in enumerate(senses.items))
+        >>> found = held_out_senses(model, replace(senses, items=items))
+        >>> found.chance.tolist()  # four senses
+        [0.25]
     """
 
     balanced: Float[Tensor, "word layer"]
@@ -121,6 +131,15 @@ def held_out_senses(
     Raises:
         InputError: a split is empty, or a sense of the test part has no training sentence.
         WordError: a marked word has no tokens of its own.
+
+    Examples:
+        >>> from dataclasses import replace
+        >>> from wvprobe.contextual_drift import held_out_senses
+        >>> senses = wvprobe.load_senses().only("bank")
+        >>> parts = ("train", "test")
+        >>> items = tuple(replace(item, split=parts[n % 2]) for n, item in enumerate(senses.items))
+        >>> held_out_senses(model, replace(senses, items=items)).words
+        ('bank',)
     """
     reader = Reader.of(model, position, pool, prepend_bos)
     parts = {name: [item for item in dataset if item.split == name] for name in (train, test)}

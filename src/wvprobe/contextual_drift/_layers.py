@@ -36,6 +36,12 @@ class LayerSimilarity(Result):
             above 0 where tokens are no more than dimensions.
         n: how many tokens CKA is of.
         n_procrustes: how many Procrustes is of.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import layer_similarity
+        >>> found = layer_similarity(torch.randn(40, 2, 8))
+        >>> found.cka.shape, bool((found.cka - found.cka.T).abs().max() < 1e-6)
+        (torch.Size([2, 2]), True)
     """
 
     cka: Float[Tensor, "layer layer2"]
@@ -107,6 +113,13 @@ def layer_similarity(
 
     Raises:
         InputError: fewer than four items, or NaN among the vectors.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import layer_similarity
+        >>> x = torch.randn(40, 2, 8)
+        >>> found = layer_similarity(x)
+        >>> bool((found.cka.diagonal() - 1).abs().max() < 1e-5)
+        True
     """
     n, layers, _ = x.shape
     if n < 4:

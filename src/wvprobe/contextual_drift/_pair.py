@@ -38,6 +38,11 @@ class DriftBaseline(Result):
         cosine: [layer] mean cosine of two random tokens of different sentences.
         distance: [layer] mean normalised distance of such, see :func:`normalised_distance`.
         n: how many tokens, one of each sentence.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import drift_baseline
+        >>> list(drift_baseline(model, sentences=20).to_frame())
+        ['layer', 'cosine', 'distance']
     """
 
     cosine: Float[Tensor, " layer"]
@@ -66,6 +71,14 @@ class PairContributions(Result):
         reconstruction_error: ‖Σ Δc − Δ‖ / ‖Δ‖.
         layer: the stream.
         word: the word.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import drift_baseline
+        >>> texts = "a power bank dropped into the river.", "The river bank is close to here."
+        >>> baseline = drift_baseline(model, sentences=20)
+        >>> pair = wvprobe.drift_pair(model, *texts, word="bank", baseline=baseline)
+        >>> bool((pair.contributions.shares.sum() - 1).abs() < 1e-5)
+        True
     """
 
     names: tuple[Component, ...]
@@ -105,6 +118,14 @@ class PairDriftResult(Result):
         positions: the word's token positions in each.
         lengths: number of tokens of each.
         contributions: what drives the two apart at one stream.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import drift_baseline
+        >>> texts = "a power bank dropped into the river.", "The river bank is close to here."
+        >>> baseline = drift_baseline(model, sentences=20)
+        >>> pair = wvprobe.drift_pair(model, *texts, word="bank", baseline=baseline)
+        >>> pair.to_frame().layer.tolist()
+        [0, 1, 2, 3]
     """
 
     cosine: Float[Tensor, " layer"]
@@ -153,7 +174,13 @@ class PairDriftResult(Result):
 
 
 def normalised_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return ‖a − b‖ / ½(‖a‖ + ‖b‖) along the last axis: 0 for equal, at most 2."""
+    """Return ‖a − b‖ / ½(‖a‖ + ‖b‖) along the last axis: 0 for equal, at most 2.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import normalised_distance
+        >>> normalised_distance(torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0]))
+        tensor(2.)
+    """
     return 2 * (a - b).norm(dim=-1) / (a.norm(dim=-1) + b.norm(dim=-1))
 
 
@@ -177,6 +204,11 @@ def drift_baseline(
 
     Raises:
         InputError: fewer than two sentences have such a token.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import drift_baseline
+        >>> drift_baseline(model, sentences=20).cosine.shape  # by stream
+        torch.Size([4])
     """
     data = load_senses() if dataset is None else dataset
     generator = torch.Generator().manual_seed(seed)
@@ -228,6 +260,14 @@ def drift_pair(
     Raises:
         WordError: the word is not in a text.
         InputError: no such stream.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import drift_baseline
+        >>> texts = "a power bank dropped into the river.", "The river bank is close to here."
+        >>> baseline = drift_baseline(model, sentences=20)
+        >>> pair = wvprobe.drift_pair(model, *texts, word="bank", baseline=baseline)
+        >>> pair.cosine.shape, bool((pair.cosine[0] - 1).abs() < 1e-5)  # one token, one embedding
+        (torch.Size([4]), True)
     """
     arch = adapters.architecture(model)
     texts = (text_a, text_b)

@@ -70,6 +70,12 @@ class DriftResult(Result):
         n_baseline: how many random tokens.
         position: ``target`` or ``last_token``.
         correction: which correction stands beside the raw numbers, or None.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> found = wvprobe.drift(model, few)
+        >>> found.values["self_similarity"].shape  # word, stream
+        torch.Size([1, 4])
     """
 
     values: Mapping[str, Tensor]

@@ -29,6 +29,12 @@ class ScoreDrift(Result):
         same: [word, layer] the same over pairs in which it has one sense: the control.
         words: the words.
         n: occurrences of each.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import score_drift
+        >>> found = score_drift(model, wvprobe.load_senses().only("bank"), max_occurrences=8)
+        >>> found.difference.shape  # word, layer
+        torch.Size([1, 3])
     """
 
     difference: Float[Tensor, "word layer"]
@@ -103,6 +109,12 @@ def score_drift(
     Raises:
         UnsupportedError: raw scores cannot be computed for the architecture.
         WordError: a marked word has no tokens of its own.
+
+    Examples:
+        >>> from wvprobe.contextual_drift import score_drift
+        >>> found = score_drift(model, wvprobe.load_senses().only("bank"), max_occurrences=8)
+        >>> bool((found.difference[:, 0].abs() < 1e-3).all())  # no context at layer 0
+        True
     """
     reader = Reader.of(model, "target", "last", prepend_bos)
     data = load_senses() if dataset is None else dataset

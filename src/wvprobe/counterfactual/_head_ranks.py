@@ -36,6 +36,14 @@ class HeadRanks(Result):
         share: of the energy that the rank needed must hold.
         n_tokens: how many tokens they are measured on.
         seed: of intervals.
+
+    Examples:
+        >>> from wvprobe.counterfactual import head_ranks
+        >>> from wvprobe.datasets import load_prose
+        >>> found = head_ranks(model, load_prose("calibration", "dialogue")[:3])
+        >>> share, low, high = found.within("OV", 14)  # no head needs more than d_head
+        >>> share
+        1.0
     """
 
     ov: Float[Tensor, "layer head d_head_v"]
@@ -132,6 +140,13 @@ def head_ranks(
         InputError: a share outside (0, 1]; texts of fewer tokens than four times d_head, which
             would bound the ranks.
         UnsupportedError: a rotation that is not modelled exactly.
+
+    Examples:
+        >>> from wvprobe.counterfactual import head_ranks
+        >>> from wvprobe.datasets import load_prose
+        >>> found = head_ranks(model, load_prose("calibration", "dialogue")[:3])
+        >>> found.needed("OV").shape, bool((found.needed("OV") <= 14).all())
+        (torch.Size([3, 6]), True)
     """
     if not 0 < share <= 1:
         raise InputError(message("share", "in (0, 1]", share))

@@ -38,6 +38,12 @@ class InteractionResult(Result):
         n_tokens: [text] own tokens.
         layers: the layers of the first axis.
         modes: of `compositions`: ``Q``, ``K`` and ``V``.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.head_interactions(model, texts, layers=1)
+        >>> bool((found.values >= 0).all())
+        True
     """
 
     values: Float[Tensor, "layer writer reader text"]
@@ -141,6 +147,12 @@ def head_interactions(
 
     Raises:
         InputError: no such layer, or a text without tokens of its own.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.head_interactions(model, texts, layers=1)
+        >>> len(found.to_frame())  # what each head of the block does to each, itself included
+        36
     """
     arch = adapters.architecture(model)
     chosen = indices("layers", layers, arch.n_layers, "layers")

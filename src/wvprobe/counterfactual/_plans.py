@@ -32,6 +32,13 @@ class ResizePlan:
         ranks: [layer, head].
         maps: [layer, head, d, d] what acts on z (OV) or on queries (QK).
         centre: [layer, head, d] what of z passes unchanged; None for queries.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.resize_heads(model, texts, budget=0.5, calibration=texts)
+        >>> plan = found.plan("OV, uniform, 0.50")  # for share_kv_heads(..., after=plan)
+        >>> plan.part, int(plan.ranks.sum()) == 3 * 6 * 7
+        ('OV', True)
     """
 
     name: str

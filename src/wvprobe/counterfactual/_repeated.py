@@ -27,6 +27,12 @@ class RepeatedResult(ChangeResult):
         times: how often it runs in each setting, 0 for the rounding.
         steps: the part of its output that is added each time, 0 for the rounding.
         schedules: the schedule of each setting, "" for the rounding.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.repeated_head(model, texts, layers=[[1]])
+        >>> len(found.times) == len(found.settings)
+        True
     """
 
     times: tuple[int, ...]
@@ -70,6 +76,12 @@ def repeated_head(
     Raises:
         InputError: no such block, or a text without tokens of its own.
         UnsupportedError: scores of this architecture are not read exactly; the message names why.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.repeated_head(model, texts, layers=[[1]])
+        >>> found.settings[-1], bool((found.kl >= -1e-6).all())
+        ('bf16 rounding', True)
     """
     arch = adapters.architecture(model)
     sets, h = block_sets(arch, layers), arch.n_heads

@@ -66,6 +66,12 @@ class ResizeResult(ChangeResult):
         kv_bytes_own: [setting] the same where each query head caches its own cut coordinates
             instead.
         kv_note: what these two mean for this model.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.resize_heads(model, texts, budget=0.5, calibration=texts)
+        >>> found.plan("OV, uniform, 0.50").ranks[0].tolist()
+        [7, 7, 7, 7, 7, 7]
     """
 
     part: str
@@ -233,6 +239,13 @@ def resize_heads(
             `multiple_of` beyond d_head.
         UnsupportedError: allocation ``loss`` for a model without a head or one that looks both
             ways; for QK, a rotation that is not modelled exactly.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.resize_heads(model, texts, budget=[0.5, 1], calibration=texts)
+        >>> whole = found.kl[found.settings.index("OV, uniform, 1.00")]
+        >>> bool(whole.abs().max() < 1e-5)  # at the full budget nothing changes
+        True
     """
     arch = adapters.architecture(model)
     one_of("part", part, PARTS)

@@ -28,6 +28,12 @@ class SequentialResult(ChangeResult):
         orders: the order of each setting, "" for the rounding.
         order_names: the orders tried.
         permutations: [order, layer, head] which head comes when.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.sequential_heads(model, texts, layers=[[0], [1]])
+        >>> found.measure, found.kl.shape  # setting, text
+        ('kl', torch.Size([3, 2]))
     """
 
     orders: tuple[str, ...]
@@ -79,6 +85,12 @@ def sequential_heads(
 
     Raises:
         InputError: no such block or order, or a text without tokens of its own.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.sequential_heads(model, texts, layers=[[1]])
+        >>> found.to_frame().setting.tolist()
+        ['block 1, natural', 'bf16 rounding']
     """
     arch = adapters.architecture(model)
     sets, names = block_sets(arch, layers), _order_names(orders)

@@ -67,6 +67,12 @@ class ShareResult(ChangeResult):
             text, averaged over rotations; 0 for the yardstick.
         value_errors: [setting, layer] share of the energy of what values add that is lost there.
         note: what the numbers do not show for this model.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.share_kv_heads(model, texts, n_kv_heads=[1, 2], calibration=texts)
+        >>> bool(found.kl[found.settings.index("2 → 2, svd")].abs().max() < 1e-5)  # as before
+        True
     """
 
     n_kv_heads: tuple[int, ...]
@@ -153,6 +159,12 @@ def share_kv_heads(
         ShapeError: `after` is no plan for this model.
         UnsupportedError: latent attention (MLA), whose cache has no heads that could share; a
             rotation that is not modelled exactly.
+
+    Examples:
+        >>> texts = ["The river bank is closed.", "A power bank fell into the river."]
+        >>> found = wvprobe.share_kv_heads(model, texts, n_kv_heads=1, calibration=texts)
+        >>> found.settings
+        ('2 → 1, svd', 'bf16 rounding')
     """
     arch = adapters.architecture(model)
     if arch.mla:

@@ -24,7 +24,7 @@ _COLUMNS = {"upos": _UPOS, "xpos": _XPOS, "lemma": _LEMMA, "deprel": _DEPREL}
 
 
 def load_conllu(path: str | Path, column: str = "upos") -> LabelledDataset:
-    """Read a treebank in CoNLL-U.
+    r"""Read a treebank in CoNLL-U.
 
     A word of a multiword token ("don't", "au") has its own characters where the words' forms
     spell the token one behind the other, and shares all of the token's characters where not.
@@ -44,6 +44,18 @@ def load_conllu(path: str | Path, column: str = "upos") -> LabelledDataset:
     Raises:
         DataError: a file is not CoNLL-U; file, line and reason are named.
         InputError: no such column, and no word has such a feature.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> row = "{}\t{}\t{}\t{}\t_\t_\t{}\t{}\t_\t_\n".format
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "small.conllu")
+        ...     birds = row(1, "Birds", "bird", "NOUN", 2, "nsubj")
+        ...     _ = path.write_text(birds + row(2, "sing", "sing", "VERB", 0, "root") + "\n")
+        ...     treebank = wvprobe.load_conllu(path)
+        >>> treebank.words, treebank.labels
+        (('Birds', 'sing'), ('NOUN', 'VERB'))
     """
     source = existing(path)
     files = sorted(source.glob("*.conllu")) if source.is_dir() else [source]

@@ -11,7 +11,7 @@ from wvprobe.errors import DataError
 
 
 def load_iob2(path: str | Path) -> LabelledDataset:
-    """Read named entities: a line a word, with index, word and tag between tabs.
+    r"""Read named entities: a line a word, with index, word and tag between tabs.
 
     Tags are ``O``, ``B-TYPE`` for an entity's first word and ``I-TYPE`` for its others. The text
     is the ``# text`` comment's, or the words with spaces between them where there is none. A
@@ -27,6 +27,15 @@ def load_iob2(path: str | Path) -> LabelledDataset:
     Raises:
         DataError: a file is not of this layout, or an I- tag follows no tag of its type; file,
             line and reason are named.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "small.iob2")
+        ...     _ = path.write_text("1\tAnna\tB-PER\n2\tsings\tO\n\n")
+        ...     wvprobe.load_iob2(path).labels
+        ('PER', 'O')
     """
     source = existing(path)
     files = sorted(source.glob("*.iob2")) if source.is_dir() else [source]

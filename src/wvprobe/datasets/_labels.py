@@ -16,6 +16,11 @@ class Skipped(NamedTuple):
         line: the line where it begins, counted from 1; in a frame the row, from 0.
         sentence: the sentence's id.
         reason: why it was left out.
+
+    Examples:
+        >>> from wvprobe.datasets import Skipped
+        >>> Skipped("small.conllu", 12, "s-3", "words do not spell the text").line
+        12
     """
 
     file: str
@@ -38,6 +43,14 @@ class LabelledSentence:
         heads: index of each word's governor among the words, −1 for the root; None where the
             source has no dependencies.
         id: the source's name for the sentence.
+
+    Examples:
+        >>> import pandas
+        >>> from wvprobe.datasets import load_labels
+        >>> rows = [{"sentence": "The cat sat.", "word": "cat", "label": "animal", "lemma": "cat"}]
+        >>> sentence = load_labels(pandas.DataFrame(rows), name="mine").sentences[0]
+        >>> sentence.words, sentence.text[sentence.starts[0] : sentence.ends[0]]
+        (('cat',), 'cat')
     """
 
     text: str
@@ -64,6 +77,14 @@ class LabelledDataset:
         skipped: what the reader left out, with the reason.
         within: a column within whose values alone the labels of `column` can be compared (a
             sense belongs to a lemma), or None.
+
+    Examples:
+        >>> import pandas
+        >>> from wvprobe.datasets import load_labels
+        >>> rows = [{"sentence": "The cat sat.", "word": "cat", "label": "animal", "lemma": "cat"}]
+        >>> found = load_labels(pandas.DataFrame(rows), name="mine")
+        >>> found.column, found.with_column("lemma").labels
+        ('label', ('cat',))
     """
 
     name: str
@@ -136,7 +157,13 @@ class LabelledDataset:
 
 
 def labelled_senses(dataset: SenseDataset) -> LabelledDataset:
-    """Return words in context as labelled sentences: one item each, columns sense pos lemma."""
+    """Return words in context as labelled sentences: one item each, columns sense pos lemma.
+
+    Examples:
+        >>> from wvprobe.datasets import labelled_senses
+        >>> labelled_senses(wvprobe.load_senses().only("bank")).columns
+        ('sense', 'pos', 'lemma')
+    """
     return LabelledDataset(dataset.name, tuple(_one_word(dataset)), "sense", within="lemma")
 
 

@@ -19,6 +19,11 @@ def load_prose(split: str, genre: str | None = None) -> tuple[str, ...]:
 
     Raises:
         InputError: unknown split or genre.
+
+    Examples:
+        >>> from wvprobe.datasets import load_prose
+        >>> set(load_prose("calibration")) & set(load_prose("held-out"))
+        set()
     """
     one_of("split", split, PROSE_SPLITS)
     if genre is not None:

@@ -31,6 +31,11 @@ def load_senses(path: str | Path | None = None, *, format: str = "auto") -> Sens
     Raises:
         DataError: the content is not of the format; file, line and reason are named.
         InputError: unknown format, or one that cannot be told from the content.
+
+    Examples:
+        >>> senses = wvprobe.load_senses()
+        >>> sorted({item.sense for item in senses.only("bank").items})
+        ['device', 'money', 'river_side', 'tilt']
     """
     if path is None:
         with resources.as_file(resources.files("wvprobe") / "data" / "polysemy.csv") as bundled:

@@ -23,6 +23,11 @@ class SenseItem:
             or ``both``; "" where the source does not say.
         split: the source's own part (``train``, ``test``), or "".
         pair: number of the pair that the item belongs to in a paired source, or None.
+
+    Examples:
+        >>> item = wvprobe.load_senses().only("bank").items[0]
+        >>> item.sentence[item.start : item.end] == item.target
+        True
     """
 
     word: str
@@ -44,7 +49,13 @@ class SenseItem:
 
 @dataclass(frozen=True)
 class SenseDataset:
-    """Sentences with a marked word of known sense, in the source's order."""
+    """Sentences with a marked word of known sense, in the source's order.
+
+    Examples:
+        >>> senses = wvprobe.load_senses()
+        >>> senses.only("bank").words, "bank" in senses.words
+        (('bank',), True)
+    """
 
     name: str
     items: tuple[SenseItem, ...]

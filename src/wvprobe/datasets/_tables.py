@@ -39,6 +39,13 @@ def load_labels(table: "str | Path | Any", *, name: str | None = None) -> Labell
         DataError: a row cannot be used; file, line (frame: row, counted from 0) and reason are
             named.
         InputError: neither a path nor a frame.
+
+    Examples:
+        >>> import pandas
+        >>> from wvprobe.datasets import load_labels
+        >>> rows = [{"sentence": "The cat sat.", "word": "cat", "label": "animal"}]
+        >>> load_labels(pandas.DataFrame(rows), name="mine").labels
+        ('animal',)
     """
     if isinstance(table, str | Path):
         source = existing(table)

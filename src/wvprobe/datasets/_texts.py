@@ -7,10 +7,20 @@ from wvprobe.errors import DataError
 
 
 def load_texts(path: str | Path) -> tuple[str, ...]:
-    """Read texts, one a line; empty lines are left out.
+    r"""Read texts, one a line; empty lines are left out.
 
     Raises:
         DataError: there is no such file, or no text in it, or it is not UTF-8.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from wvprobe.datasets import load_texts
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "texts.txt")
+        ...     _ = path.write_text("One.\n\nTwo.\n")
+        ...     load_texts(path)
+        ('One.', 'Two.')
     """
     source = existing(path)
     if source.is_dir():

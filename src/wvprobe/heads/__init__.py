@@ -30,8 +30,15 @@ class HeadWeights(HeadForward):
     """Weights of all attention heads of a model, as it uses them.
 
     The fields, their shapes and conventions are those of
-    :class:`wvprobe.heads._fields.HeadFields`; the circuits, of ``_circuits.HeadCircuits``; what
-    attention computes from them, of ``_forward.HeadForward``.
+    :class:`wvprobe.heads._fields.HeadFields`. Circuits (:meth:`ov`, :meth:`qk`) and what attention
+    computes from vectors (:meth:`scores`, :meth:`pattern`) are methods.
+
+    Examples:
+        >>> heads = wvprobe.HeadWeights.from_model(model)
+        >>> heads.W_V.shape, heads.kv_head(4)
+        (torch.Size([3, 2, 42, 14]), 1)
+        >>> heads.qk(1, 4, offset=3).rank
+        14
     """
 
     @classmethod

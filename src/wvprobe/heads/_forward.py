@@ -17,6 +17,12 @@ class LatentScales(NamedTuple):
     Attributes:
         query: r_q, of queries; 1 where they come through no latent.
         key_value: r_kv, of values and of the content part of keys.
+
+    Examples:
+        >>> from wvprobe.testing import tiny_model
+        >>> latent = wvprobe.HeadWeights.from_model(tiny_model("deepseek_v3"))
+        >>> latent.latent_scales(torch.randn(5, 44), 1).key_value.shape  # one number a token
+        torch.Size([5])
     """
 
     query: Tensor

@@ -46,6 +46,14 @@ class CausalCheckResult(Result):
         components: the query's and the key's component of each term.
         scale: c ‖q‖ ‖k‖ of the score.
         ledger: text, layer, head and words of the ledger.
+
+    Examples:
+        >>> from wvprobe.ledger import check_terms
+        >>> text = "The river bank is closed."
+        >>> ledger = wvprobe.score_ledger(model, text, query="bank", key="river", layer=1, head=1)
+        >>> checked = check_terms(model, ledger, terms=[("token", "MLP 0")])
+        >>> checked.to_frame().side.tolist()
+        ['query', 'key', 'both']
     """
 
     predicted: Float[Tensor, "side term"]
@@ -140,6 +148,13 @@ def check_terms(
     Raises:
         InputError: the ledger is grouped, or of another model; no such component; a component is
             none of the stream (``b_Q``, ``b_K``, ``ALiBi``).
+
+    Examples:
+        >>> from wvprobe.ledger import check_terms
+        >>> text = "The river bank is closed."
+        >>> ledger = wvprobe.score_ledger(model, text, query="bank", key="river", layer=1, head=1)
+        >>> check_terms(model, ledger, terms=[("token", "MLP 0")]).predicted.shape  # side, term
+        torch.Size([3, 1])
     """
     _check_ledger(model, ledger)
     arch = adapters.architecture(model)

@@ -40,6 +40,12 @@ class Part(NamedTuple):
         layer: the block that wrote it, or None.
         head: the head, or None.
         position: the source token's position, or None.
+
+    Examples:
+        >>> text = "The river bank is closed."
+        >>> ledger = wvprobe.score_ledger(model, text, query="bank", key="river", layer=1, head=1)
+        >>> [part.name for part in ledger.key_parts][:2], ledger.key_parts[1].kind
+        (['token', 'L0H0'], 'head')
     """
 
     name: str
@@ -78,6 +84,12 @@ class LedgerResult(Result):
         positions: token positions of query and key.
         layer: the layer.
         head: the head.
+
+    Examples:
+        >>> text = "The river bank is closed."
+        >>> ledger = wvprobe.score_ledger(model, text, query="bank", key="river", layer=1, head=1)
+        >>> float(ledger.terms.sum()) == ledger.total, len(ledger.top(3, by="gauge_fixed"))
+        (True, 3)
     """
 
     total: float
@@ -193,6 +205,12 @@ def score_ledger(
         WordError: a word is not in the text.
         InputError: no such layer, head, position or group.
         UnsupportedError: the architecture's scores are not modelled exactly.
+
+    Examples:
+        >>> text = "The river bank is closed."
+        >>> ledger = wvprobe.score_ledger(model, text, query="bank", key="river", layer=2, head=1)
+        >>> ledger.reconstruction_error < 1e-5
+        True
     """
     arch = adapters.architecture(model)
     layer = index("layer", layer, arch.n_layers, "layers")

@@ -133,6 +133,11 @@ def figure(result: Result) -> go.Figure:
 
     Raises:
         InputError: there is none for this type.
+
+    Examples:
+        >>> found = wvprobe.spectra(heads, "OV", progress=False)
+        >>> len(wvprobe.figure(found).data) > 0  # what found.figure() gives
+        True
     """
     drawer = _DRAWERS.get(type(result))
     if drawer is None:
@@ -145,7 +150,13 @@ def figure(result: Result) -> go.Figure:
 
 
 def script() -> str:
-    """Return plotly's own JavaScript, for a page that opens without a network."""
+    """Return plotly's own JavaScript, for a page that opens without a network.
+
+    Examples:
+        >>> from wvprobe.plotting import script
+        >>> "Plotly" in script()
+        True
+    """
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs()

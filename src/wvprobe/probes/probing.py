@@ -120,6 +120,14 @@ def fit_probes(
 
     Returns:
         Scores with 95 % intervals: bootstrap over groups, 1,000 draws, the probes not fitted anew.
+
+    Examples:
+        >>> labels = torch.arange(40) % 2
+        >>> X = torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(0))
+        >>> X[:, 1, 0] += 6 * labels  # planted at site 1
+        >>> found = wvprobe.fit_probes(X, labels, folds=2, penalty=1.0, description_length=False)
+        >>> found.best(1).site.item(), bool(found.scores["accuracy"][1] > 0.9)
+        (1, True)
     """
     x = checked_sites(X)
     axes, places = checked_axes(x, _named(X) if site_axes is None else site_axes)

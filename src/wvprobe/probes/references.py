@@ -26,6 +26,12 @@ class FeatureDraws:
         make: from a draw's number to features, [item, site…, feature] or [item, feature], or
             what makes them site by site.
         draws: how many draws.
+
+    Examples:
+        >>> from wvprobe.probes import haar_projections
+        >>> references = haar_projections(torch.randn(30, 42), 14, draws=3)
+        >>> references.draws
+        3
     """
 
     make: Callable[[int], Tensor | Sites]
@@ -38,6 +44,11 @@ class FoldFeatures:
 
     Attributes:
         make: from the numbers of the training items to the features of all items.
+
+    Examples:
+        >>> from wvprobe.probes import FoldFeatures, top_components
+        >>> isinstance(top_components(torch.randn(30, 42), 14), FoldFeatures)
+        True
     """
 
     make: Callable[[Int[Tensor, " train"]], Tensor | Sites]
@@ -50,6 +61,12 @@ class OtherLabels:
     Attributes:
         make: from a draw's number to one label an item.
         draws: how many draws.
+
+    Examples:
+        >>> from wvprobe.probes import OtherLabels
+        >>> shuffled = OtherLabels(make=lambda n: ["a", "b"] if n % 2 else ["b", "a"], draws=2)
+        >>> shuffled.make(1)
+        ['a', 'b']
     """
 
     make: Callable[[int], Sequence[Any]]
@@ -79,6 +96,12 @@ def haar_projections(
 
     Raises:
         InputError: the width is not between 1 and d_model.
+
+    Examples:
+        >>> from wvprobe.probes import haar_projections
+        >>> references = haar_projections(torch.randn(30, 42), 14, draws=3)
+        >>> references.make(0).shape
+        torch.Size([30, 14])
     """
     _check_width("width", width, x.shape[-1])
     length("draws", draws)
@@ -109,6 +132,12 @@ def haar_complements(
 
     Raises:
         InputError: the rank is not between 1 and d_model − 1.
+
+    Examples:
+        >>> from wvprobe.probes import haar_complements
+        >>> references = haar_complements(torch.randn(30, 42), 14, draws=3)
+        >>> references.make(0).shape
+        torch.Size([30, 28])
     """
     _check_width("rank", rank, x.shape[-1] - 1)
     length("draws", draws)
@@ -135,6 +164,13 @@ def complement(
 
     Raises:
         InputError: some W has linearly dependent columns, or leaves nothing.
+
+    Examples:
+        >>> from wvprobe.probes import complement
+        >>> x, weight = torch.randn(30, 42), torch.randn(42, 14)
+        >>> rest = complement(x, weight)
+        >>> rest.shape, bool((rest.norm(dim=1) <= x.norm(dim=1) + 1e-4).all())
+        (torch.Size([30, 28]), True)
     """
     _check_width("weight", weight.shape[-1], x.shape[-1] - 1)
     u, s, _ = svd(weight.double(), full_matrices=True)
@@ -156,6 +192,14 @@ def top_components(x: Float[Tensor, "item *site d_model"] | StoredSite, width: i
 
     Raises:
         InputError: the width is not between 1 and d_model.
+
+    Examples:
+        >>> from wvprobe.probes import top_components
+        >>> x, labels = torch.randn(40, 42), torch.arange(40) % 2
+        >>> given = {"folds": 2, "penalty": 1.0, "description_length": False}
+        >>> references = {"pca": top_components(x, 14)}
+        >>> sorted(wvprobe.fit_probes(x[:, :14], labels, references=references, **given).excess)
+        ['majority', 'pca']
     """
     _check_width("width", width, x.shape[-1])
 
@@ -188,6 +232,13 @@ def control_task(
     Raises:
         InputError: no type occurs twice.
         ShapeError: `types` and `y` differ in length.
+
+    Examples:
+        >>> from wvprobe.probes import control_task
+        >>> other = control_task(["cat", "oak", "cat", "oak"], ["a", "b", "a", "b"], draws=1)
+        >>> drawn = list(other.make(0))
+        >>> drawn[0] == drawn[2], drawn[1] == drawn[3]  # a word has one label
+        (True, True)
     """
     labels = values_of("y", y, len(types))
     kinds = values_of("types", types, len(labels))
@@ -219,6 +270,12 @@ def within_strata(
     Raises:
         InputError: no stratum has two classes.
         ShapeError: `y` and `strata` differ in length.
+
+    Examples:
+        >>> from wvprobe.probes import within_strata
+        >>> other = within_strata(["a", "b", "a", "b"], ["bank", "bank", "bat", "bat"], draws=1)
+        >>> sorted(list(other.make(0))[:2])  # each stratum keeps its labels
+        ['a', 'b']
     """
     labels = values_of("y", y, len(strata))
     members: defaultdict[Any, list[int]] = defaultdict(list)

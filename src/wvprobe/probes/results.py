@@ -50,6 +50,13 @@ class ProbeResult(Result):
             classes have one row (the second against the first) in a logistic probe, else as many
             rows as classes.
         intercepts: [site…, fold, row] likewise.
+
+    Examples:
+        >>> labels = torch.arange(40) % 2
+        >>> X = torch.randn(40, 3, 5, generator=torch.Generator().manual_seed(0))
+        >>> found = wvprobe.fit_probes(X, labels, folds=2, penalty=1.0, description_length=False)
+        >>> found.scores["accuracy"].shape, list(found.excess)
+        (torch.Size([3]), ['majority'])
     """
 
     scores: Mapping[str, Float[Tensor, "*site"]]

@@ -31,6 +31,12 @@ class Written(NamedTuple):
         audited: whether every model's audit holds.
         failed: steps that broke off, as ``model: claim``; their tracebacks are in ``errors.log``.
         told: model by model, one sentence that counts the verdicts.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from wvprobe.report import Written
+        >>> Written(Path("index.html"), Path("results.json"), audited=True, failed=(), told=()).ok
+        True
     """
 
     page: Path
@@ -83,6 +89,11 @@ def write_report(
         InputError: the same model twice; or `resume` finds a run of other models, texts or sizes.
         WordError: a text does not hold a word of the pair as the model's tokens show it.
         WvprobeError: a model cannot be opened.
+
+    Examples:
+        >>> from wvprobe.report import QUICK, write_report
+        >>> QUICK.name  # write_report("smollm2-135m", "report") writes report/index.html
+        'quick'
     """
     own = None if texts is None else tuple(texts)
     given = Given(own, senses, treebank, pair, dict(files or {}))

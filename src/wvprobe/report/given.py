@@ -28,6 +28,11 @@ class Sizes:
         treebank: sentences of a treebank, at most.
         clock: seconds that attention is timed for.
         full_training: whether small models are trained to the end.
+
+    Examples:
+        >>> from wvprobe.report import FULL, QUICK
+        >>> QUICK.draws < FULL.draws
+        True
     """
 
     name: str
@@ -56,6 +61,11 @@ class Pair:
         text_b: another.
         word: the word whose two vectors are compared, and whose query is read.
         other: the word whose key is read; None where the texts share no other word.
+
+    Examples:
+        >>> from wvprobe.report import Pair
+        >>> Pair.of("He sat by the bank.", "The bank lent it.", "bank", "the").word
+        'bank'
     """
 
     text_a: str

@@ -46,6 +46,11 @@ class Step(NamedTuple):
         what: what it is, for a person.
         done: share of the whole that is behind, 0 to 1.
         left: about how many seconds are left; None while nothing is known.
+
+    Examples:
+        >>> from wvprobe.report import Step
+        >>> Step("2.1 measured", 0.25, None).done
+        0.25
     """
 
     what: str

@@ -64,6 +64,14 @@ def confirm_heads(
     Raises:
         InputError: a head does not exist, or none is named.
         UnsupportedError: the labels are senses.
+
+    Examples:
+        >>> from wvprobe.value_payload import confirm_heads
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"groups": "sentence", "min_count": 4, "folds": 2, "draws": 2, "penalty": 1.0}
+        >>> found = confirm_heads(model, few, [(1, 0)], label="pos", **given)
+        >>> found.site_axes, sorted(found.excess)
+        (('head',), ['majority', 'random'])
     """
     arch = adapters.architecture(model)
     named = [

@@ -62,6 +62,13 @@ class EraseResult(Result):
         classes: the labels.
         n_items: words.
         n_groups: independent units.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"groups": "sentence", "min_count": 4, "folds": 2, "draws": 2}
+        >>> found = wvprobe.erase(model, few, label="pos", heads=[(1, 0)], **given)
+        >>> found.before.shape, found.erased.shape
+        (torch.Size([1, 3]), torch.Size([1, 3]))
     """
 
     layer: Int[Tensor, " row"]
@@ -201,6 +208,13 @@ def erase(
     Raises:
         InputError: an argument cannot be used.
         UnsupportedError: another site; senses; or KL of a model without a head.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"groups": "sentence", "min_count": 4, "folds": 2, "draws": 2}
+        >>> found = wvprobe.erase(model, few, label="pos", heads=[(1, 0)], **given)
+        >>> set(zip(found.to_frame().layer, found.to_frame()["head"]))
+        {(1, 0)}
     """
     if site != "v":
         raise UnsupportedError(

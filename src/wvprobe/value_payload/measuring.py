@@ -124,6 +124,13 @@ def payload(
             a site or a layer, or was captured with another model, pool or prepend_bos.
         UnsupportedError: ``null`` is asked for of latent attention, whose values are no linear map
             of the input.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"sites": ("v",), "draws": 2, "control_draws": 0, "min_count": 4, "folds": 2}
+        >>> found = wvprobe.payload(model, few, label="pos", groups="sentence", **given)
+        >>> found.grid("v", found.score).shape, found.classes
+        (torch.Size([3, 2]), ('noun', 'verb'))
     """
     wanted = _checked_sites(sites)
     chosen = Selection(limit, per_sentence, per_label, min_count, groups, seed, prepend_bos)

@@ -40,6 +40,13 @@ class LabourResult(Result):
         excess_range: [3] likewise, of the excess over random projections.
         score_name: what the score is.
         label: what the labels say.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"draws": 2, "control_draws": 0, "min_count": 4, "folds": 2}
+        >>> found = wvprobe.payload(model, few, label="pos", groups="sentence", **given)
+        >>> found.labour.contrast.shape  # v against q and against k, by layer
+        torch.Size([2, 3])
     """
 
     score: Float[Tensor, "site layer"]
@@ -139,6 +146,13 @@ class PayloadResult(Result):
         classes: the labels; empty for senses.
         n_items: words.
         n_groups: independent units that intervals rest on.
+
+    Examples:
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"sites": ("v",), "draws": 2, "control_draws": 0, "min_count": 4, "folds": 2}
+        >>> found = wvprobe.payload(model, few, label="pos", groups="sentence", **given)
+        >>> bool((found.low <= found.score).all()), found.method
+        (True, 'lda')
     """
 
     site: tuple[str, ...]
@@ -255,6 +269,14 @@ class PayloadMap(Result):
 
     Attributes:
         results: property -> what `payload` found of it.
+
+    Examples:
+        >>> from wvprobe.value_payload import payload_map
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"sites": ("v",), "draws": 2, "control_draws": 0, "min_count": 4, "folds": 2}
+        >>> found = wvprobe.payload(model, few, label="pos", groups="sentence", **given)
+        >>> list(payload_map({"pos": found}).results)
+        ['pos']
     """
 
     results: Mapping[str, PayloadResult]
@@ -279,6 +301,14 @@ def payload_map(results: Mapping[str, PayloadResult]) -> PayloadMap:
 
     Raises:
         InputError: there is none, or they are of several models.
+
+    Examples:
+        >>> from wvprobe.value_payload import payload_map
+        >>> few = wvprobe.load_senses().only("bank")
+        >>> given = {"sites": ("v",), "draws": 2, "control_draws": 0, "min_count": 4, "folds": 2}
+        >>> found = wvprobe.payload(model, few, label="pos", groups="sentence", **given)
+        >>> set(payload_map({"part of speech": found}).to_frame().property)
+        {'part of speech'}
     """
     models = {one.provenance.weight_hash for one in results.values()}
     if len(models) != 1:
