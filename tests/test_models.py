@@ -341,7 +341,7 @@ def test_gguf_that_is_none(tmp_path):
 def test_truncated_weights(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ModelFileError, match="my-llama is broken"):
+    with pytest.raises(ModelFileError, match="my-llama.* is broken"):
         wvprobe.load(folder)
 
 

@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from wvprobe._shards import Shards
 from wvprobe._validate import message
 from wvprobe.errors import ModelFileError, TokenizerError, UnsupportedError, WvprobeError
 
@@ -70,6 +71,7 @@ def read_checkpoint(
     except (WvprobeError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a file can be broken in as many ways as there are readers
+        _refuse_foreign_code(error, name)
         raise ModelFileError(
             f"{name} is broken, or not of a kind that transformers reads: {_one_line(error)}"
         ) from error
@@ -112,6 +114,7 @@ def read_skeleton(folder: str | Path) -> SkeletonRead:
     except WvprobeError:
         raise
     except Exception as error:  # see read_checkpoint
+        _refuse_foreign_code(error, name)
         raise ModelFileError(
             f"{name} has no config that transformers reads: {_one_line(error)}"
         ) from error
@@ -146,7 +149,8 @@ def read(auto: Any, where: str | Path, **options: Any) -> Any:
         if "gguf_file" in options:
             # The bar of GGUF files does not heed transformers' switch.
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        return auto.from_pretrained(where, **options)
+        # Code that comes with a checkpoint is not run, and nobody is asked whether it should be.
+        return auto.from_pretrained(where, trust_remote_code=False, **options)
 
 
 @contextlib.contextmanager
@@ -196,6 +200,7 @@ def _auto_class(where: str | Path, name: str, options: Mapping[str, Any]) -> Any
     if "gguf_file" in options:
         return AutoModelForCausalLM  # GGUF files hold decoders; reading one's config takes seconds
     config = read(AutoConfig, where, **options)
+    _refuse_sizes_without_weights(config, where, name)
     stated = (config.architectures or [""])[0]
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
@@ -208,6 +213,35 @@ def _auto_class(where: str | Path, name: str, options: Mapping[str, Any]) -> Any
         decoder: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         masked = stated != decoder.__name__ and not getattr(config, "is_decoder", False)
     return AutoModelForMaskedLM if masked else AutoModelForCausalLM
+
+
+def _refuse_foreign_code(error: Exception, name: str) -> None:
+    if "trust_remote_code" in str(error):
+        raise UnsupportedError(
+            f"{name} runs on code of its own, which wvprobe does not run for you. Look at the "
+            "code, load the model with transformers and trust_remote_code=True, and pass it to "
+            "load with its tokenizer."
+        ) from error
+
+
+def _refuse_sizes_without_weights(config: Any, where: str | Path, name: str) -> None:
+    """Raise where a config wants more than its files can hold, before that much is built."""
+    if not isinstance(where, Path) or not list(where.glob("*.safetensors*")):
+        return
+    files = Shards(where, "").files
+    n_bytes = sum(path.stat().st_size for path in set(files.values()))
+    text = config.get_text_config()
+    for size, unit, most in (
+        ("num_hidden_layers", "tensors", len(files)),
+        ("vocab_size", "bytes", n_bytes),
+        ("hidden_size", "bytes", n_bytes),
+    ):
+        asked = getattr(text, size, 0)
+        if asked > most:
+            raise ModelFileError(
+                f"{name} is broken: {size} is {asked:,} in its config, and its files hold {most:,} "
+                f"{unit}. Get the checkpoint again; or its config does not belong to it."
+            )
 
 
 def _missing_head(model: Any, report: Mapping[str, Any], name: str) -> str:

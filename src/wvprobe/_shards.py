@@ -38,11 +38,7 @@ class Shards:
     def _files(self) -> dict[str, Path]:
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
-            try:
-                weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise ModelFileError(f"{index} is broken: {error}. Get it again.") from error
-            files = {name: self.folder / file for name, file in weights.items()}
+            files = {name: self.folder / file for name, file in _weight_map(index).items()}
             missing = sorted({path.name for path in files.values() if not path.is_file()})
             if missing:
                 raise ModelFileError(
@@ -90,6 +86,22 @@ class Shards:
                 for name in (name for name in names if self.files[name] == path):
                     tensors[name] = file.get_tensor(name)
         return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return which file of an index's own folder holds which tensor."""
+    try:
+        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        # A name with a folder in it would have other files read than those of the checkpoint.
+        strange = [file for file in weights.values() if Path(file).name != file]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(f"{index} is broken: {error}. Get it again.") from error
+    if strange:
+        raise ModelFileError(
+            f"{index} names {strange[0]!r}, which is no file of its folder. Get the checkpoint "
+            "from somewhere else."
+        )
+    return dict(weights)
 
 
 def _opened(path: Path) -> Any:
