@@ -27,10 +27,13 @@ def position_in(encoding: Encoding, given: object, name: str) -> int:
 
     Raises:
         WordError: the word is not in the text.
-        InputError: no such position.
+        InputError: no such position, or a text without tokens of its own.
     """
     if given is None:
         own = [at for at, added in enumerate(encoding.special) if not added]
+        if not own:
+            expected = "given for a text of which the tokenizer makes no token"
+            raise InputError(message(name, expected, None))
         return own[-1]
     if isinstance(given, str):
         return locate(encoding, given).tokens[-1]

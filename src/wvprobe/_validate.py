@@ -64,14 +64,26 @@ def one_of(
     raise error(message(name, f"one of {', '.join(map(repr, known))}", value, hint))
 
 
+def text(name: str, value: object) -> str:
+    """Return a text that a tokenizer can be given."""
+    if not isinstance(value, str):
+        raise InputError(message(name, "a string", value))
+    if not value.strip():
+        raise InputError(message(name, "a text with something in it", value))
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        hint = "Read the file in its own encoding, with errors='replace' if need be."
+        lone = f"half of a surrogate pair at character {error.start}"
+        raise InputError(message(name, "a text that UTF-8 can write", lone, hint)) from error
+    return value
+
+
 def texts(value: str | Sequence[str]) -> list[str]:
     """Return one text or several as a non-empty list of non-empty strings."""
+    if not isinstance(value, Iterable):
+        raise InputError(message("texts", "a text or several", value))
     found = [value] if isinstance(value, str) else list(value)
     if not found:
         raise InputError(message("texts", "at least one text", found))
-    for number, text in enumerate(found):
-        if not isinstance(text, str):
-            raise InputError(message(f"texts[{number}]", "a string", text))
-        if not text.strip():
-            raise InputError(message(f"texts[{number}]", "a text with something in it", text))
-    return found
+    return [text(f"texts[{number}]", one) for number, one in enumerate(found)]

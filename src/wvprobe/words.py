@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from wvprobe._spelling import Span, fold, matched_spans, read_tokens, verified_spans
 from wvprobe._validate import message
+from wvprobe._validate import text as checked_text
 from wvprobe._word_places import (
     apostrophe_within,
     begins_earlier,
@@ -145,8 +146,7 @@ def encode(model: Any, text: str, *, prepend_bos: bool | None = None) -> Encodin
             "`model` must have a tokenizer to find words with. Got none. "
             "Use wvprobe.load(model, tokenizer=tokenizer)."
         )
-    if not isinstance(text, str) or not text.strip():
-        raise InputError(message("text", "a string with something in it", text))
+    checked_text("text", text)
     prepend = bool(model.cfg.default_prepend_bos) if prepend_bos is None else prepend_bos
     # One text has no padding; "right" keeps a tokenizer that pads on the left from looking for
     # its BOS behind some.

@@ -8,8 +8,10 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._linalg import at_least_float32
 from wvprobe._progress import progress as progress_bar
+from wvprobe._validate import message
 from wvprobe.activations import batches_of, padded
 from wvprobe.adapters import Architecture, Raw
+from wvprobe.errors import InputError
 
 _LONG_WORK = 16  # batches from which on progress is shown
 
@@ -27,7 +29,14 @@ class Tokens(NamedTuple):
 
     @property
     def own(self) -> slice:
-        """Where the tokens stand that were not added: one stretch, since others go around it."""
+        """Where the tokens stand that were not added: one stretch, since others go around it.
+
+        Raises:
+            InputError: there is none.
+        """
+        if all(self.added):
+            expected = "texts of which the tokenizer makes a token"
+            raise InputError(message("texts", expected, "one of added tokens alone"))
         first = self.added.index(False)
         return slice(first, len(self.added) - self.added[::-1].index(False))
 
