@@ -98,8 +98,14 @@ def numbers_of(result: Any) -> Any:
     return result.to_frame().select_dtypes(["float", "int"])
 
 
+QUICK = ("encode", "find_word", "capture, among others", "score_ledger", "mean_input")
+
+
 @pytest.mark.parametrize("family", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FUNCTIONS],
+)
 def test_an_odd_text_is_read_or_refused(name, family, tiny):
     model = tiny(family)
     for odd, text in ODD.items():
