@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wvprobe.budget import HeadBudget as HeadBudget
     from wvprobe.budget import alternatives as alternatives
     from wvprobe.budget import known_architectures as known_architectures
+    from wvprobe.capturing import capture_dataset as capture_dataset
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
     from wvprobe.context_shares import context_dependence as context_dependence
@@ -60,6 +61,7 @@ _HOMES = {
     "alternatives": "budget",
     "audit": "auditing",
     "capture": "activations",
+    "capture_dataset": "capturing",
     "copying_scores": "copying",
     "compare_biases": "counterfactual",
     "composition": "compose",
