@@ -64,7 +64,7 @@ LEVELS = {
     4: (
         *("word_pairs", "contextual_drift", "influence", "sense_maps", "budget"),
         *("attention_clock",),
-        "capturing",
+        *("capturing", "sweeping"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
         *("ledger", "context_shares"),
         *("flow", "exchanges", "dissociation"),
@@ -105,6 +105,7 @@ SOLE_IMPORTERS = {
     "conllu": "datasets",
     "pyarrow": "store",
     "ray": "capturing",
+    "joblib": "sweeping",
 }
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from wvprobe.probes import fit_probes as fit_probes
     from wvprobe.singular import spectra as spectra
     from wvprobe.subspaces import subspace_overlap as subspace_overlap
+    from wvprobe.sweeping import sweep as sweep
     from wvprobe.value_payload import erase as erase
     from wvprobe.value_payload import payload as payload
     from wvprobe.vocabulary import top_tokens as top_tokens
@@ -92,6 +93,7 @@ _HOMES = {
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
+    "sweep": "sweeping",
     "value_flow": "flow",
     "exchange": "exchanges",
 }

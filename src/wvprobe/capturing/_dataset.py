@@ -13,9 +13,10 @@ from wvprobe._validate import message, one_of
 from wvprobe.activations import LONG_WORK, StoredActivations, StoredCapture, capture, open_store
 from wvprobe.capturing._ray import cluster, ray_module, write_shards
 from wvprobe.capturing._source import Source, read_source
-from wvprobe.capturing._workers import ANY, Order, opened
+from wvprobe.capturing._workers import ANY, Order
 from wvprobe.errors import InputError
 from wvprobe.labelled import LabelledWords
+from wvprobe.models import opened
 from wvprobe.store import ItemsFile, Manifest, Writer
 
 ENGINES = ("local", "ray")
@@ -96,7 +97,7 @@ def capture_dataset(
     device = "cuda" if gpus else None
     taken = {"layers": layers, "pool": pool, "batch_size": batch_size, "prepend_bos": prepend_bos}
     with with_threads(threads) as n_threads:
-        bridge = model if local and _is_bridge(model) else opened(model, device, audit=True)
+        bridge = model if local and _is_bridge(model) else opened(model, device=device)
         asked = read_source(
             source, bridge, words=words, positions=positions, prepend_bos=prepend_bos
         )

@@ -10,10 +10,9 @@ import torch
 
 from wvprobe import adapters
 from wvprobe._types import Provenance
-from wvprobe._validate import message
 from wvprobe.activations import ShardMaker, SitePlan
-from wvprobe.errors import InputError, StoreError, WorkerError
-from wvprobe.models import load
+from wvprobe.errors import StoreError, WorkerError
+from wvprobe.models import opened
 from wvprobe.store import Manifest, StoredItems, count_try, is_whole, items_of
 
 ANY = "any"  # in a manifest, of a setting in which workers may differ
@@ -48,24 +47,6 @@ class Order:
     placed: bool
 
 
-def opened(model: Any, device: str | None, *, audit: bool) -> Any:
-    """Open a model by its name, its path, or by calling what returns it.
-
-    Raises:
-        InputError: it is none of these, or the function returns no bridge.
-        WvprobeError: as `load` does.
-    """
-    if isinstance(model, str | Path):
-        return load(model, device=device, audit=audit)
-    if not callable(model) or isinstance(model, torch.nn.Module):
-        expected = "a name or path that wvprobe.load takes, or a function that returns a bridge"
-        hint = "Workers open it themselves: a bridge does not travel between processes."
-        raise InputError(message("model", expected, type(model).__name__, hint))
-    bridge = model()
-    adapters.check_bridge(bridge)
-    return bridge
-
-
 class Worker:
     """Writes shards of one store. The model is opened when the first batch comes."""
 
@@ -94,7 +75,7 @@ class Worker:
         order = self.order
         manifest, items = _store(folder, order.identity)
         torch.set_num_threads(order.threads)
-        model = opened(order.model, order.device, audit=False)
+        model = opened(order.model, device=order.device, audit=False)
         _check_alike(manifest, model)
         plan = SitePlan(model, adapters.architecture(model), order.sites, order.layers)
         self._begun = manifest, items, ShardMaker(model, plan, order.pool, order.placed)
