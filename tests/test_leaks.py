@@ -167,6 +167,7 @@ NO_FORWARD = {
     "quick_audit",  # audit, of fewer layers
     "sense_pairs",
     "write_report",  # made of the others
+    "opened",  # which opens it
 }
 # Root exports that take no model.
 NO_MODEL = {
@@ -174,6 +175,7 @@ NO_MODEL = {
     *("load", "load_conllu", "load_iob2", "load_senses", "known_architectures", "alternatives"),
     *("HeadWeights", "spectra", "offset_profile", "copying_scores", "top_tokens", "composition"),
     *("subspace_overlap", "fit_probes", "figure", "time_attention", "compare_biases"),
+    *("capture_dataset", "sweep"),  # which open theirs
 }
 CALLED = {name.partition(",")[0] for name in CALLS}
 
