@@ -191,10 +191,11 @@ def functions_of_a_model() -> set[str]:
         for name, value in vars(module).items():
             if name.startswith("_") or not inspect.isfunction(value):
                 continue
-            own = name in getattr(module, "__all__", ()) or value.__module__ == info.name
+            if name not in getattr(module, "__all__", ()) and value.__module__ != info.name:
+                continue  # another module's, or one of torch's that has no signature
             parameters = list(inspect.signature(value).parameters)
             # Helpers within the library are handed the architecture, too.
-            if own and parameters[:1] == ["model"] and "arch" not in parameters[1:2]:
+            if parameters[:1] == ["model"] and "arch" not in parameters[1:2]:
                 if inspect.signature(value).parameters["model"].annotation is Any:
                     found.add(name)
     return found
