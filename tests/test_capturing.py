@@ -101,6 +101,7 @@ def test_marked_words_and_those_that_are_lost(source, tiny, tmp_path):
         ({"workers": 2}, "`workers` must be left out with engine='local'. Got 2"),
         ({"gpus": 1}, "`gpus` must be left out"),
         ({"address": "auto"}, "`address` must be left out"),
+        ({"same_processor": False}, "`same_processor` must be left out"),
         ({"threads": 0}, "`threads` must be an int of at least 1"),
         ({"model": 3}, "`model` must be a name or path .* Got 'int' instead"),
         ({"model": dict}, "`model` must be a TransformerBridge"),
@@ -316,6 +317,7 @@ def test_a_worker_killed_in_the_middle(ray_cluster, tmp_path):
 
     given = {"words": "bank", "batch_size": 2, "threads": 1}
     whole = capture_dataset(texts, llama, SITES, tmp_path / "local", **given)
+    given |= {"workers": 2}
     stored = capture_dataset(texts, model_of(model), SITES, place, engine="ray", **given)
     assert Path(note).exists(), "no worker was killed"
     assert files(stored.folder) == files(whole.folder)
@@ -352,6 +354,18 @@ def test_what_workers_meet_is_raised_here(ray_cluster, tmp_path):
         )
     with pytest.raises(InputError, match="`address` must be None where this process is connected"):
         capture_dataset(TEXTS, by_hand(), ["v"], tmp_path / "c", engine="ray", address="auto")
+
+
+@pytest.mark.slow
+def test_workers_of_any_processor(ray_cluster, tmp_path):
+    given = {**GIVEN, "engine": "ray", "workers": 1}
+    out = tmp_path / "ray"
+    stored = capture_dataset(TEXTS, by_hand(), SITES, out, same_processor=False, **given)
+    assert stored.store.manifest.settings["processor"] == "any"
+    whole = capture_dataset(TEXTS, llama, SITES, tmp_path / "local", **GIVEN)
+    assert all(same(stored[site].tensor(), whole[site].tensor()) for site in SITES)
+    with pytest.raises(StoreError, match="processor: 'any' there"):
+        capture_dataset(TEXTS, by_hand(), SITES, out, **given)
 
 
 @pytest.mark.slow

@@ -91,41 +91,44 @@ def capture_dataset(
     one_of("engine", engine, ENGINES)
     local = engine == "local"
     if local:
-        _refuse_cluster(workers=workers, gpus=gpus or None, address=address)
+        others = None if same_processor else False
+        _refuse_cluster(workers=workers, gpus=gpus or None, address=address, same_processor=others)
     else:
         ray_module()
     device = "cuda" if gpus else None
-    taken = {"layers": layers, "pool": pool, "batch_size": batch_size, "prepend_bos": prepend_bos}
+    settings = {"layers": layers, "pool": pool, "batch_size": batch_size}
+    settings |= {"prepend_bos": prepend_bos}
     with with_threads(threads) as n_threads:
         bridge = model if local and _is_bridge(model) else opened(model, device=device)
         asked = read_source(
             source, bridge, words=words, positions=positions, prepend_bos=prepend_bos
         )
-        given = {"words": asked.words, "positions": asked.positions, **taken}
+        settings |= {"words": asked.words, "positions": asked.positions}
         if local:
-            stored = capture(bridge, asked.texts, sites, **given, out=out, progress=progress)
+            stored = capture(bridge, asked.texts, sites, **settings, out=out, progress=progress)
             return _with_labels(stored, asked)
-        todo = StoredCapture.of(bridge, asked.texts, sites, **given)
-        order = Order(
-            model=model,
-            device=device,
-            threads=n_threads,
-            folder=str(Path(out).resolve()),
-            identity="",
-            sites=todo.plan.sites,
-            layers=layers,
-            pool=todo.pool,
-            placed=todo.placed,
-        )
+        todo = StoredCapture.of(bridge, asked.texts, sites, **settings)
+        prepare = todo.prepare if same_processor else _for_any(todo.prepare)
         with Writer.of(Path(out)) as writer:
-            manifest = writer.start(todo.prepare if same_processor else _for_any(todo.prepare))
+            manifest = writer.start(prepare)
             missing = writer.missing()
-            # The workers hold the model now; memory for one more copy may be what they lack.
-            del bridge, todo
+            order = Order(
+                model=model,
+                device=device,
+                threads=n_threads,
+                folder=str(Path(out).resolve()),
+                identity=manifest.identity,
+                sites=todo.plan.sites,
+                layers=layers,
+                pool=todo.pool,
+                placed=todo.placed,
+            )
+            # The workers hold the model from here on; room for one more may be what they lack.
+            del bridge, todo, prepare
             gc.collect()
             if missing:
-                order = replace(order, identity=manifest.identity)
-                _hand_out(order, manifest, missing, workers, gpus, address, progress)
+                with cluster(address, n_threads * (workers or 1)):
+                    _hand_out(order, manifest, missing, workers, gpus, progress)
                 writer.tidy()
     return _with_labels(open_store(out), asked)
 
@@ -136,14 +139,12 @@ def _hand_out(
     missing: Sequence[int],
     workers: int | None,
     gpus: float | int,
-    address: str | None,
     progress: bool,
 ) -> None:
+    """Have the missing batches written, and show how far they are."""
     sizes = manifest.sizes.tolist()
-    with (
-        cluster(address, order.threads * (workers or 1)),
-        progress_bar(sum(sizes), "texts read", progress and len(missing) >= LONG_WORK) as advance,
-    ):
+    long = progress and len(missing) >= LONG_WORK
+    with progress_bar(sum(sizes), "texts read", long) as advance:
         advance(sum(sizes) - sum(sizes[batch] for batch in missing))
         write_shards(
             order, missing, workers=workers, gpus=gpus, done=lambda batch: advance(sizes[batch])
