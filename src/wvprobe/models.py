@@ -22,7 +22,7 @@ from wvprobe.errors import (
     UnknownModelError,
 )
 
-__all__ = ["PackagedModel", "load", "opened", "packaged_models"]
+__all__ = ["PackagedModel", "load", "packaged_models"]
 
 _DTYPES = {
     "float32": torch.float32,

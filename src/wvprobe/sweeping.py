@@ -57,6 +57,11 @@ class Ran(NamedTuple):
         arguments: what the arguments were called.
         result: what was measured, with its provenance; None where it was refused.
         refused: why the model does not allow the measure, or "".
+
+    Examples:
+        >>> run = wvprobe.sweep(wvprobe.audit, "tiny:gpt2").runs[0]
+        >>> run.model, run.result.ok
+        ('tiny:gpt2', True)
     """
 
     model: str
@@ -70,6 +75,11 @@ class Sweep(NamedTuple):
 
     Attributes:
         runs: every model with every set of arguments, in the order given.
+
+    Examples:
+        >>> found = wvprobe.sweep(wvprobe.audit, ["tiny:gpt2", "tiny:llama"])
+        >>> list(found.to_frame()["model"].unique()), len(found.refusals())
+        (['tiny:gpt2', 'tiny:llama'], 0)
     """
 
     runs: tuple[Ran, ...]
@@ -130,6 +140,13 @@ def sweep(
 
     Returns:
         The results, each with its own provenance, and one frame of them all.
+
+    Examples:
+        >>> words = {"text_a": "The bank.", "text_b": "A bank.", "query": "bank"}
+        >>> arguments = {"itself": {**words, "key": "bank"}, "first": {**words, "key": 0}}
+        >>> found = wvprobe.sweep(wvprobe.context_dependence, ["tiny:llama"], arguments)
+        >>> len(found.to_frame().groupby(["model", "arguments"]))
+        2
     """
     import joblib
 

@@ -87,6 +87,12 @@ def capture_dataset(
 
     Returns:
         The files, opened: tensors are read when asked for.
+
+    Examples:
+        >>> senses = wvprobe.load_senses().only("bank")
+        >>> stored = wvprobe.capture_dataset(senses, "tiny:llama", ["v", "resid_post"], "run")
+        >>> stored["v"].axes, len(stored.words) == len(senses)
+        (('item', 'layer', 'kv_head', 'd_head_v'), True)
     """
     one_of("engine", engine, ENGINES)
     local = engine == "local"

@@ -48,12 +48,13 @@ class Order:
 
 
 class Worker:
-    """Writes shards of one store. The model is opened when the first batch comes."""
+    """Writes shards of one store. The model is opened when the first one is to be made."""
 
     def __init__(self, order: Order) -> None:
         """Take what is to be done."""
-        self.order = order
-        self._begun: tuple[Manifest, StoredItems, ShardMaker] | None = None
+        self.order, self.folder = order, Path(order.folder)
+        self._store: tuple[Manifest, StoredItems] | None = None
+        self._maker: ShardMaker | None = None
 
     def write(self, batch: int) -> None:
         """Write a batch's shard, unless it is there: it may have been done before a worker died.
@@ -64,25 +65,26 @@ class Worker:
                 workers have died at this batch.
             WvprobeError: as of `capture`.
         """
-        folder = Path(self.order.folder)
-        manifest, items, maker = self._begun or self._begin(folder)
-        if not is_whole(folder, batch, manifest.identity):
-            _check_deaths(folder, batch)
-            own = {number: items[number] for number in manifest.batch(batch)}
-            maker.write_items(folder, manifest, batch, own)
+        self._store = self._store or _opened_store(self.folder, self.order.identity)
+        manifest, items = self._store
+        if is_whole(self.folder, batch, manifest.identity):
+            return
+        # Opening the model may be what a worker dies of.
+        _check_deaths(self.folder, batch)
+        self._maker = self._maker or self._opened_maker(manifest)
+        own = {number: items[number] for number in manifest.batch(batch)}
+        self._maker.write_items(self.folder, manifest, batch, own)
 
-    def _begin(self, folder: Path) -> tuple[Manifest, StoredItems, ShardMaker]:
+    def _opened_maker(self, manifest: Manifest) -> ShardMaker:
         order = self.order
-        manifest, items = _store(folder, order.identity)
         torch.set_num_threads(order.threads)
         model = opened(order.model, device=order.device, audit=False)
         _check_alike(manifest, model)
         plan = SitePlan(model, adapters.architecture(model), order.sites, order.layers)
-        self._begun = manifest, items, ShardMaker(model, plan, order.pool, order.placed)
-        return self._begun
+        return ShardMaker(model, plan, order.pool, order.placed)
 
 
-def _store(folder: Path, identity: str) -> tuple[Manifest, StoredItems]:
+def _opened_store(folder: Path, identity: str) -> tuple[Manifest, StoredItems]:
     """Return a store's manifest and items, if they are those that the run began with."""
     manifest = Manifest.read(folder)
     if manifest.identity != identity:
