@@ -259,6 +259,13 @@ def test_what_lies_somewhere_already_takes_no_map(folder, given):
             wvprobe.load(source, tokenizer=None, **given)
 
 
+def test_a_model_that_its_owner_spread_is_not_moved(tmp_path):
+    model, tokenizer = hf_model("llama"), save(hf_model("llama"), tmp_path)
+    model.hf_device_map = {"model": 0, "lm_head": 1}
+    with pytest.raises(InputError, match="must be None for a model that lies on several devices"):
+        wvprobe.load(model, tokenizer=tokenizer, device="cpu")
+
+
 def test_weights_of_many_devices_come_together():
     from wvprobe.adapters import Norm
     from wvprobe.adapters.parts import together
