@@ -19,6 +19,7 @@ import wvprobe
 from wvprobe import HeadWeights
 from wvprobe.activations import Activations
 from wvprobe.contextual_drift import drift_baseline
+from wvprobe.datasets import load_prose
 from wvprobe.inputs import mean_input
 from wvprobe.testing import tiny_model
 
@@ -44,7 +45,9 @@ MEASURES: dict[str, Callable[[Any, int, int], Any]] = {
     "drift_pair": lambda m, *_: wvprobe.drift_pair(
         m, A, B, word="bank", baseline=drift_baseline(m, SENSES)
     ),
-    "erase": lambda m, layer, head: wvprobe.erase(m, LABELLED, heads=[(layer, 0)], **CHOSEN),
+    "erase": lambda m, layer, _: wvprobe.erase(
+        m, wvprobe.load_senses(), label="pos", heads=[(layer, 0)], limit=120, draws=2, folds=3
+    ),
     "exchange": lambda m, layer, _: wvprobe.exchange(m, *PAIRS[0], layers=layer, draws=2),
     "head_behaviour": lambda m, *_: wvprobe.head_behaviour(
         m, texts=VARIED[:4], samples=3, length=4, max_offset=3, progress=False
@@ -56,7 +59,7 @@ MEASURES: dict[str, Callable[[Any, int, int], Any]] = {
     "payload": lambda m, *_: wvprobe.payload(m, LABELLED, control_draws=1, **CHOSEN),
     "repeated_head": lambda m, layer, _: wvprobe.repeated_head(m, [A, B], layers=[layer]),
     "resize_heads": lambda m, *_: wvprobe.resize_heads(
-        m, [A, B], budget=0.5, calibration=VARIED[:3]
+        m, [A, B], budget=0.5, calibration=[text[:200] for text in load_prose("calibration")[:30]]
     ),
     "score_ledger": lambda m, layer, head: wvprobe.score_ledger(
         m, A, **PLACES, layer=layer, head=head
@@ -107,7 +110,11 @@ def first(name: str) -> Any:
         return MEASURES[name](tiny_model("llama"), 1, 1)
 
 
-@pytest.mark.parametrize("name", MEASURES)
+LONG = {"erase"}  # a few seconds
+SHORT = [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in MEASURES]
+
+
+@pytest.mark.parametrize("name", SHORT)
 def test_the_same_again(name):
     """Another model object of the same weights, and the same bits."""
     with threads(1):
@@ -133,7 +140,56 @@ def test_other_batches(batch_size, tiny):
 
 
 # SmolLM2-135M, layer 12, head 4, one thread.
-GOLDEN: dict[str, dict[str, float]] = {}
+GOLDEN: dict[str, dict[str, float]] = {
+    "capture": {"v": 0.43346959, "scores": 1.8484385, "stream": 3.3185331},
+    "composition": {"score": 0.044759930, "z": 7.4417992, "p": 0.42296037, "q": 0.62884372},
+    "context_dependence": {
+        "score_a": 2.0040396,
+        "query_content": 0.77154753,
+        "key_content": 0.90219315,
+        "offset": 0.91717080,
+        "attention_b": 0.037967453,
+    },
+    "copying_scores": {"eigenvalue_score": 0.72819971, "rank": 0.65913454, "p": 0.010955270},
+    "drift": {
+        "self_similarity": 0.95476622,
+        "self_similarity_adjusted": 0.29587905,
+        "intra_sentence": 0.79929134,
+        "gap": 0.037545623,
+        "gap_corrected": 0.12893077,
+        "normalised_distance": 0.34057261,
+    },
+    "drift_drivers": {"contribution": 0.52065825, "control": 0.14816143, "predicted": 2.3149920},
+    "drift_pair": {"cosine": 0.85139560, "distance": 0.52558917, "baseline": 0.65888717},
+    "erase": {"energy": 0.054027855, "attention": 0.053302951},
+    "exchange": {"local": 0.028502644, "stream": 0.0041413010},
+    "head_behaviour": {
+        "previous_token": 0.12332365,
+        "duplicate": 0.078783884,
+        "induction": 0.067120977,
+        "copying": 0.019661433,
+        "sink": 0.67339739,
+        "positional": 0.17974044,
+    },
+    "head_interactions": {"interaction": 0.16514536, "q_composition": 0.053179014},
+    "offset_profile": {"score": 2.2409406, "preferred_weight": 0.29349956},
+    "payload": {"score": 0.99885417, "excess_majority": 0.59885417},
+    "repeated_head": {"kl": 2.2859334, "loss_delta": 2.1482855, "relative_change": 0.37772874},
+    "resize_heads": {"kl": 0.10137473, "kept_energy": 0.96583030, "relative_change": 0.11093505},
+    "score_ledger": {"term": 0.0078524603, "gauge_fixed": 0.0058591453},
+    "score_variance": {"pair": 0.82739900, "offset": 0.079861214, "context": 0.093494920},
+    "sequential_heads": {"kl": 0.0041522756, "relative_change": 0.026383290},
+    "share_kv_heads": {"key_error": 0.0069881877, "kl": 0.52225176, "loss_delta": 0.27273580},
+    "spectra": {
+        "stable_rank": 18.013615,
+        "effective_rank": 58.925194,
+        "largest": 13.782806,
+        "positivity": 0.60797246,
+    },
+    "subspace_overlap": {"overlap": 0.35202071, "expected": 0.33333334, "z": 25.743015},
+    "top_tokens": {"id": 19499.5, "score": 25.973656},
+    "value_flow": {"norm": 1.5534014, "effect": 0.0084504171},
+}
 
 
 @pytest.mark.slow

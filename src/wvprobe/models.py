@@ -122,7 +122,7 @@ def opened(model: Any, *, device: str | None = None, audit: bool = True) -> Tran
         expected = "a name or path that wvprobe.load takes, or a function that returns a bridge"
         hint = "Each process opens it for itself: a bridge does not travel."
         raise InputError(message("model", expected, type(model).__name__, hint))
-    bridge = model()
+    bridge: Any = model()
     check_bridge(bridge)
     return bridge
 

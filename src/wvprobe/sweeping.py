@@ -168,7 +168,8 @@ def sweep(
             for name, own in named.items()
         ]
         try:
-            return Sweep(tuple(joblib.Parallel(n_jobs=n_jobs)(calls)))
+            runs: Any = joblib.Parallel(n_jobs=n_jobs)(calls)
+            return Sweep(tuple(runs))
         finally:
             _held.let_go()
 

@@ -48,8 +48,10 @@ def capture(
     given = {"--conllu": conllu, "--senses": senses, "--iob2": iob2}
     if (texts is None) == all(value is None for value in given.values()):
         raise InputError(f"give --texts, or one of {', '.join(given)}: what is to be read.")
-    source = texts if texts is not None else labelled(conllu, "upos", senses, iob2)
-    say(f"reading {source if texts is not None else source.name} with {model}")
+    source: Any = texts
+    if texts is None:
+        source = labelled(conllu, "upos", senses, iob2)
+    say(f"reading {texts or source.name} with {model}")
     stored = capture_dataset(
         source,
         model,
