@@ -522,3 +522,51 @@ def test_payload_as_json_has_every_head(capsys):
 def test_payload_takes_one_data_set(capsys):
     code, _, err = run(capsys, "payload", "tiny:llama", "--conllu", "a", "--senses", "b")
     assert code == 2 and "not several" in err
+
+
+def test_capture_writes_a_store(capsys, tmp_path):
+    from wvprobe.activations import open_store
+
+    (tmp_path / "texts.txt").write_text("The river bank.\nA bank by the sea.\n", encoding="utf-8")
+    given = ["tiny:llama", "--texts", str(tmp_path / "texts.txt"), "--sites", "v, resid_post"]
+    given += ["--words", "bank", "--layers", "0,2", "--out", str(tmp_path / "run")]
+    code, out, err = run(capsys, "capture", *given)
+    assert code == 0 and "reading " in err
+    assert f"2 items in {tmp_path / 'run'}" in out and "2×2×2×14" in out
+    stored = open_store(tmp_path / "run")
+    assert stored.layers["v"] == (0, 2) and tuple(stored.words) == ("bank", "bank")
+    code, out, _ = run(capsys, "capture", *given, "--json")
+    found = json.loads(out)
+    assert code == 0 and (found["items"], found["lost"], found["shards"]) == (2, 0, 1)
+    assert [site["shape"] for site in found["sites"]] == ["2×2×2×14", "2×2×42"]
+    assert found["folder"] == str(tmp_path / "run")
+
+
+def test_capture_of_marked_words_counts_the_lost(capsys, tmp_path):
+    lines = ["# text = The bank's red.", "1\tThe\t_\tDET\t_\t_\t_\t_\t_\t_"]
+    lines += ["2-3\tbank's\t_\t_\t_\t_\t_\t_\t_\t_"]
+    lines += [f"{n}\tbank{'s' * (n == 3)}\t_\tNOUN\t_\t_\t_\t_\t_\t_" for n in (2, 3)]
+    lines += ["4\tred\t_\tADJ\t_\t_\t_\t_\t_\tSpaceAfter=No", "5\t.\t_\tPUNCT\t_\t_\t_\t_\t_\t_"]
+    (tmp_path / "bank.conllu").write_text("\n".join([*lines, "", ""]), encoding="utf-8")
+    given = ["tiny:bert", "--conllu", str(tmp_path / "bank.conllu"), "--sites", "v"]
+    code, out, err = run(capsys, "capture", *given, "--out", str(tmp_path / "run"), "--json")
+    assert code == 0, err
+    assert json.loads(out)["lost"] == 2 and json.loads(out)["items"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ([], 2, "give --texts, or one of --conllu, --senses, --iob2"),
+        (["--texts", "a", "--iob2", "b"], 2, "give --texts, or one of"),
+        (["--conllu", "a", "--iob2", "b"], 2, "not several"),
+        (["--texts", "a", "--layers", "x"], 2, "--layers` must be numbers with commas"),
+        (["--texts", "a", "--engine", "dask"], 2, "`engine` must be one of 'local', 'ray'"),
+        (["--texts", "a", "--engine", "ray"], 1, "pip install 'wvprobe[ray]'"),
+    ],
+)
+def test_capture_says_what_is_wrong(arguments, code, told, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    given = ["tiny:llama", "--sites", "v", "--out", str(tmp_path / "run"), *arguments]
+    found, _, err = run(capsys, "capture", *given)
+    assert found == code and told in err

@@ -33,6 +33,7 @@ LEVELS = {
         "_word_places",
         "_picking",
         "_shapley",
+        "_threads",
     ),
     1: (
         *("adapters", "words", "datasets", "circuits", "store"),
@@ -63,6 +64,7 @@ LEVELS = {
     4: (
         *("word_pairs", "contextual_drift", "influence", "sense_maps", "budget"),
         *("attention_clock",),
+        *("capturing", "sweeping"),
         *("singular", "offsets", "inputs", "vocabulary", "copying", "compose", "subspaces"),
         *("ledger", "context_shares"),
         *("flow", "exchanges", "dissociation"),
@@ -102,6 +104,8 @@ SOLE_IMPORTERS = {
     "transformer_lens": "adapters",
     "conllu": "datasets",
     "pyarrow": "store",
+    "ray": "capturing",
+    "joblib": "sweeping",
 }
 
 

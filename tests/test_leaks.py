@@ -167,6 +167,7 @@ NO_FORWARD = {
     "quick_audit",  # audit, of fewer layers
     "sense_pairs",
     "write_report",  # made of the others
+    "opened",  # which opens it
 }
 # Root exports that take no model.
 NO_MODEL = {
@@ -174,6 +175,7 @@ NO_MODEL = {
     *("load", "load_conllu", "load_iob2", "load_senses", "known_architectures", "alternatives"),
     *("HeadWeights", "spectra", "offset_profile", "copying_scores", "top_tokens", "composition"),
     *("subspace_overlap", "fit_probes", "figure", "time_attention", "compare_biases"),
+    *("capture_dataset", "sweep"),  # which open theirs
 }
 CALLED = {name.partition(",")[0] for name in CALLS}
 
@@ -189,10 +191,11 @@ def functions_of_a_model() -> set[str]:
         for name, value in vars(module).items():
             if name.startswith("_") or not inspect.isfunction(value):
                 continue
-            own = name in getattr(module, "__all__", ()) or value.__module__ == info.name
+            if name not in getattr(module, "__all__", ()) and value.__module__ != info.name:
+                continue  # another module's, or one of torch's that has no signature
             parameters = list(inspect.signature(value).parameters)
             # Helpers within the library are handed the architecture, too.
-            if own and parameters[:1] == ["model"] and "arch" not in parameters[1:2]:
+            if parameters[:1] == ["model"] and "arch" not in parameters[1:2]:
                 if inspect.signature(value).parameters["model"].annotation is Any:
                     found.add(name)
     return found

@@ -201,8 +201,81 @@ def test_head_of_an_encoder_that_was_trained_as_a_decoder(tmp_path):
         dtype=torch.float32,
         tokenizer=None,
         options={"local_files_only": True},
+        placement={},
     )
     assert type(loaded.model).__name__ == "BertLMHeadModel"
+
+
+PLACES = ("model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head")
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [{"device_map": "auto"}, {"device_map": dict.fromkeys(PLACES, "cpu")}, {"n_devices": 1}],
+    ids=["auto", "map", "n_devices"],
+)
+def test_a_model_placed_by_a_map_is_the_same_model(folder, spread):
+    """On one device, that is: no machine with several has run this."""
+    plain, placed = wvprobe.load(folder), wvprobe.load(folder, **spread)
+    for site in ("v", "head_out", "scores"):
+        one, other = (
+            wvprobe.capture(model, [TEXT], site, words="bank", pool="mean")[site]
+            for model in (plain, placed)
+        )
+        assert torch.equal(one, other)
+    one, other = (wvprobe.HeadWeights.from_model(model) for model in (plain, placed))
+    assert torch.equal(one.W_V, other.W_V) and torch.equal(one.qk(1, 2).left, other.qk(1, 2).left)
+    one, other = (
+        wvprobe.score_ledger(model, TEXT, query="river", key="bank", layer=2, head=1)
+        for model in (plain, placed)
+    )
+    assert torch.equal(one.terms, other.terms)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"device_map": {**dict.fromkeys(PLACES, "cpu"), "model.layers": "disk"}},
+         UnsupportedError, r"model.layers.0.\S+ of my-llama is not in memory.*from_safetensors"),
+        ({"device_map": {"": "meta"}}, UnsupportedError, "embed_tokens.weight of my-llama is not"),
+        ({"device_map": {"": 99}}, DeviceError, "no device 'cuda:99' here"),
+        ({"device_map": {"": "tpu"}}, InputError, "`device` must be"),
+        ({"device_map": 1.5}, InputError, "`device_map` must be a device for each module, or"),
+        ({"device_map": "auto", "device": "cpu"}, InputError, "must be None beside `device`"),
+        ({"device_map": "auto", "n_devices": 1}, InputError, "must be None beside `device_map`"),
+        ({"n_devices": 0}, InputError, "`n_devices` must be an int of at least 1"),
+        ({"n_devices": 99}, DeviceError, "n_devices=99 .*Give fewer"),
+    ],
+)  # fmt: skip
+def test_maps_that_cannot_be_are_refused(folder, given, error, told):
+    with pytest.raises(error, match=told):
+        wvprobe.load(folder, **given)
+
+
+@pytest.mark.parametrize("given", [{"device_map": "auto"}, {"n_devices": 1}])
+def test_what_lies_somewhere_already_takes_no_map(folder, given):
+    for source in (wvprobe.load(folder), "tiny:llama", hf_model("llama")):
+        with pytest.raises(InputError, match="must be None for a"):
+            wvprobe.load(source, tokenizer=None, **given)
+
+
+def test_a_model_that_its_owner_spread_is_not_moved(tmp_path):
+    model, tokenizer = hf_model("llama"), save(hf_model("llama"), tmp_path)
+    model.hf_device_map = {"model": 0, "lm_head": 1}
+    with pytest.raises(InputError, match="must be None for a model that lies on several devices"):
+        wvprobe.load(model, tokenizer=tokenizer, device="cpu")
+
+
+def test_weights_of_many_devices_come_together():
+    from wvprobe.adapters import Norm
+    from wvprobe.adapters.parts import together
+
+    norm = Norm("layer", torch.ones(3), None, 1e-5)
+    (weights, moved), number = together(([torch.zeros(2)], norm), torch.device("meta")), 3
+    assert weights[0].device.type == moved.gain.device.type == "meta"
+    assert (moved.kind, moved.bias, moved.eps) == ("layer", None, 1e-5)
+    here = torch.device("cpu")
+    assert together(norm, here) is norm and together(number, here) == 3
 
 
 def test_missing_attention_weight_is_refused(folder):

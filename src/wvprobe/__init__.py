@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wvprobe.budget import HeadBudget as HeadBudget
     from wvprobe.budget import alternatives as alternatives
     from wvprobe.budget import known_architectures as known_architectures
+    from wvprobe.capturing import capture_dataset as capture_dataset
     from wvprobe.circuits import Circuit as Circuit
     from wvprobe.compose import composition as composition
     from wvprobe.context_shares import context_dependence as context_dependence
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from wvprobe.probes import fit_probes as fit_probes
     from wvprobe.singular import spectra as spectra
     from wvprobe.subspaces import subspace_overlap as subspace_overlap
+    from wvprobe.sweeping import sweep as sweep
     from wvprobe.value_payload import erase as erase
     from wvprobe.value_payload import payload as payload
     from wvprobe.vocabulary import top_tokens as top_tokens
@@ -60,6 +62,7 @@ _HOMES = {
     "alternatives": "budget",
     "audit": "auditing",
     "capture": "activations",
+    "capture_dataset": "capturing",
     "copying_scores": "copying",
     "compare_biases": "counterfactual",
     "composition": "compose",
@@ -90,6 +93,7 @@ _HOMES = {
     "time_attention": "attention_clock",
     "top_tokens": "vocabulary",
     "subspace_overlap": "subspaces",
+    "sweep": "sweeping",
     "value_flow": "flow",
     "exchange": "exchanges",
 }

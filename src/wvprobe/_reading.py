@@ -44,7 +44,13 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    where: str | Path, name: str, *, dtype: torch.dtype, tokenizer: Any, options: Mapping[str, Any]
+    where: str | Path,
+    name: str,
+    *,
+    dtype: torch.dtype,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+    placement: Mapping[str, Any],
 ) -> Checkpoint:
     """Read a model and its tokenizer with transformers, and look at what the checkpoint lacked.
 
@@ -54,11 +60,13 @@ def read_checkpoint(
         dtype: the dtype of its weights.
         tokenizer: a tokenizer, or its folder, to use instead of the model's own, or None.
         options: further arguments of ``from_pretrained``.
+        placement: those of them that say on which devices the model's weights go; {} for the CPU.
 
     Raises:
         ModelFileError: unreadable, or weights other than the head's are missing.
         TokenizerError: there is no tokenizer.
-        UnsupportedError: neither a decoder nor an encoder, or quantised.
+        UnsupportedError: neither a decoder nor an encoder, or quantised; or a weight is not held in
+            memory.
     """
     try:
         model, report = read(
@@ -67,6 +75,7 @@ def read_checkpoint(
             dtype=dtype,
             output_loading_info=True,
             **options,
+            **placement,
         )
     except (WvprobeError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -78,6 +87,7 @@ def read_checkpoint(
     missing_head = _missing_head(model, report, name)
     _warn_of_unused(report, name)
     refuse_quantised(model, name)
+    refuse_offloaded(model, name)
     # Not what the checkpoint was saved as: booting goes by this.
     model.config.architectures = [type(model).__name__]
     if tokenizer is not None:
@@ -192,6 +202,18 @@ def refuse_quantised(model: Any, name: str) -> None:
             raise UnsupportedError(
                 f"{name} holds quantised weights ({key} is {weight.dtype}), which have no exact "
                 "W_Q, W_K, W_V, W_O. Load an unquantised checkpoint of it."
+            )
+
+
+def refuse_offloaded(model: Any, name: str) -> None:
+    """Raise UnsupportedError where a weight is not in memory between the calls that use it."""
+    for key, weight in model.named_parameters():
+        if weight.is_meta:
+            raise UnsupportedError(
+                f"{key} of {name} is not in memory: its device map puts it on a disk, or there is "
+                "no room for it. Weights are read and hashed as they are, so each must be on a "
+                "GPU or in the CPU's memory. Use HeadWeights.from_safetensors(folder), which reads "
+                "a layer at a time, or a machine with more memory."
             )
 
 

@@ -77,6 +77,14 @@ class StoreError(WvprobeError, OSError):
     """A folder of stored activations is incomplete, in use, unreadable or of another capture."""
 
 
+class MissingPackageError(WvprobeError, ImportError):
+    """A package that an extra of wvprobe brings is not installed."""
+
+
+class WorkerError(WvprobeError, RuntimeError):
+    """Workers of a cluster died again and again, or are unlike the process that asked for them."""
+
+
 class DeviceError(WvprobeError, RuntimeError):
     """The device asked for is not there."""
 

@@ -1,5 +1,6 @@
 """Where models come from: one function that takes any source and gives an audited bridge."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,9 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from wvprobe._packaged import PackagedModel, ensure, fault, packaged_models
-from wvprobe._reading import read_checkpoint, refuse_quantised, settled_tokenizer
-from wvprobe._validate import message, one_of
-from wvprobe.adapters import TransformerBridge, boot
+from wvprobe._reading import read_checkpoint, refuse_offloaded, refuse_quantised, settled_tokenizer
+from wvprobe._validate import length, message, one_of
+from wvprobe.adapters import TransformerBridge, boot, check_bridge, is_spread, placement
 from wvprobe.errors import (
     DeviceError,
     InputError,
@@ -30,6 +31,10 @@ _DTYPES = {
     "float16": torch.float16,
 }
 _TINY = "tiny:"
+_SPREAD = ("device_map", "n_devices")
+# What transformers makes a map of by itself, and where a map may put what is not in memory.
+_SHARED_OUT = ("auto", "balanced", "balanced_low_0", "sequential")
+_NOT_IN_MEMORY = ("disk", "meta")
 
 
 def load(
@@ -39,6 +44,8 @@ def load(
     device: Any = None,
     dtype: Any = "float32",
     revision: str | None = None,
+    device_map: Any = None,
+    n_devices: int | None = None,
     audit: bool = True,
 ) -> TransformerBridge:
     """Load a model from anywhere, and check that its weights reproduce what it does.
@@ -63,6 +70,11 @@ def load(
             passed as an object already is.
         dtype: ``float32``, ``float64``, ``bfloat16``, ``float16``, or the torch dtype.
         revision: branch, tag or commit of a hub's model.
+        device_map: instead of `device`, for models larger than one GPU: which module goes where,
+            or ``"auto"``, as transformers takes it. Weights on a disk are refused.
+        n_devices: instead of `device`: so many GPUs share the layers out among themselves. What is
+            captured ends up in the CPU's memory, and HeadWeights where the embedding is. More than
+            one GPU has not been run; the audit checks what it can.
         audit: whether to run a quick audit (one sentence, three layers).
 
     Returns:
@@ -84,7 +96,7 @@ def load(
         >>> model.cfg.n_layers, model.cfg.n_heads, model.cfg.n_key_value_heads
         (3, 6, 2)
     """
-    wanted = _Wanted(tokenizer, _device(device), _dtype(dtype), revision)
+    wanted = _Wanted(tokenizer, _device(device), _dtype(dtype), revision, device_map, n_devices)
     # Heads that a checkpoint lacks are drawn at random; the caller's random state stays as it was.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)  # no other device's generator
@@ -96,6 +108,30 @@ def load(
     return bridge
 
 
+def opened(model: Any, *, device: str | None = None, audit: bool = True) -> TransformerBridge:
+    """Open a model in whatever process this is, by its name, its path, or a function of one's own.
+
+    Args:
+        model: a name or path that :func:`load` takes, or a function without arguments that returns
+            a bridge.
+        device: where a model opened by name is put.
+        audit: likewise, whether it is audited.
+
+    Raises:
+        InputError: it is none of these, or the function returns no bridge.
+        WvprobeError: as :func:`load` does.
+    """
+    if isinstance(model, str | Path):
+        return load(model, device=device, audit=audit)
+    if not callable(model) or isinstance(model, torch.nn.Module):
+        expected = "a name or path that wvprobe.load takes, or a function that returns a bridge"
+        hint = "Each process opens it for itself: a bridge does not travel."
+        raise InputError(message("model", expected, type(model).__name__, hint))
+    bridge: Any = model()
+    check_bridge(bridge)
+    return bridge
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """What the caller asked for beside the source, checked."""
@@ -104,6 +140,20 @@ class _Wanted:
     device: torch.device | None
     dtype: torch.dtype
     revision: str | None
+    device_map: Any
+    n_devices: int | None
+
+    def placement(self) -> dict[str, Any]:
+        """Return what spreads a model over devices as ``from_pretrained`` takes it, or {}."""
+        for name, value in (("device_map", self.device_map), ("n_devices", self.n_devices)):
+            if value is not None and self.device is not None:
+                raise InputError(message(name, "None beside `device`", value))
+        if self.device_map is not None and self.n_devices is not None:
+            raise InputError(message("n_devices", "None beside `device_map`", self.n_devices))
+        if self.n_devices is not None:
+            length("n_devices", self.n_devices)
+        _check_map(self.device_map)
+        return placement(self.device_map, self.n_devices)
 
     def refuse(self, kind: str, *names: str) -> None:
         """Raise InputError where one of the arguments `names` was given: `kind` has no use."""
@@ -141,7 +191,7 @@ def _looks_like_path(source: str) -> bool:
 
 
 def _checked_bridge(bridge: TransformerBridge, wanted: _Wanted) -> TransformerBridge:
-    wanted.refuse("a TransformerBridge, which keeps its own", "tokenizer", "revision")
+    wanted.refuse("a TransformerBridge, which keeps its own", "tokenizer", "revision", *_SPREAD)
     weight = next(bridge.parameters())
     if weight.dtype != wanted.dtype:
         held = str(weight.dtype).removeprefix("torch.")
@@ -155,7 +205,7 @@ def _checked_bridge(bridge: TransformerBridge, wanted: _Wanted) -> TransformerBr
 
 
 def _wrapped(model: Any, wanted: _Wanted) -> TransformerBridge:
-    wanted.refuse("a model that is already loaded", "revision")
+    wanted.refuse("a model that is already loaded", "revision", *_SPREAD)
     kind = type(model).__name__
     if any("_original_component" in name for name, _ in model.named_parameters()):
         raise InputError(
@@ -174,8 +224,13 @@ def _wrapped(model: Any, wanted: _Wanted) -> TransformerBridge:
     name = str(model.config._name_or_path or kind)
     name = Path(name).name if Path(name).exists() else name
     tokenizer = settled_tokenizer(wanted.tokenizer)
+    refuse_offloaded(model, name)
     refuse_quantised(model, name)
-    model = model.to(wanted.device or model.device, wanted.dtype)
+    if is_spread(model):
+        wanted.refuse("a model that lies on several devices", "device")
+        model = model.to(wanted.dtype)
+    else:
+        model = model.to(wanted.device or model.device, wanted.dtype)
     model.config.architectures = [kind]
     return boot(model, tokenizer, name=name)
 
@@ -183,7 +238,7 @@ def _wrapped(model: Any, wanted: _Wanted) -> TransformerBridge:
 def _tiny(source: str, wanted: _Wanted) -> TransformerBridge:
     from wvprobe.testing import FAMILIES, tiny_model
 
-    wanted.refuse("a tiny model, which has its own", "tokenizer", "revision")
+    wanted.refuse("a tiny model, which has its own", "tokenizer", "revision", *_SPREAD)
     one_of("source", source, [f"{_TINY}{family}" for family in FAMILIES], UnknownModelError)
     family = source.removeprefix(_TINY)
     bridge = tiny_model(family, dtype=str(wanted.dtype).removeprefix("torch."))
@@ -285,10 +340,16 @@ def _offline_names() -> str:
 
 
 def _boot_from(where: str | Path, name: str, wanted: _Wanted, **options: Any) -> TransformerBridge:
+    spread = wanted.placement()
     found = read_checkpoint(
-        where, name, dtype=wanted.dtype, tokenizer=wanted.tokenizer, options=options
+        where,
+        name,
+        dtype=wanted.dtype,
+        tokenizer=wanted.tokenizer,
+        options=options,
+        placement=spread,
     )
-    model = found.model.to(wanted.device or "cpu")
+    model = found.model if spread else found.model.to(wanted.device or "cpu")
     return boot(model, found.tokenizer, name=name, missing=found.missing_head)
 
 
@@ -312,6 +373,18 @@ def _device(device: Any) -> torch.device | None:
     if not any(_same_device(wanted, torch.device(name)) for name in there):
         raise DeviceError(f"there is no device {str(device)!r} here; there is {', '.join(there)}.")
     return wanted
+
+
+def _check_map(device_map: Any) -> None:
+    """Refuse a map that names a device which is not there; weights on a disk are told later."""
+    if device_map is None or (isinstance(device_map, str) and device_map in _SHARED_OUT):
+        return
+    if not isinstance(device_map, str | int | torch.device | Mapping):
+        expected = f"a device for each module, or one of {', '.join(map(repr, _SHARED_OUT))}"
+        raise InputError(message("device_map", expected, device_map))
+    for place in device_map.values() if isinstance(device_map, Mapping) else (device_map,):
+        if place not in _NOT_IN_MEMORY:
+            _device(f"cuda:{place}" if isinstance(place, int) else place)
 
 
 def _same_device(wanted: torch.device, found: torch.device) -> bool:

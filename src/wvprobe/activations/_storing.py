@@ -45,17 +45,16 @@ def capture_to(
     The batches are those of a capture in memory, so that the numbers are the same bit for bit.
     """
     folder = Path(out)
-    arch = adapters.architecture(model)
-    plan = SitePlan(model, arch, sites, layers)
-    given = checked_texts(texts)
-    capture = StoredCapture(
+    capture = StoredCapture.of(
         model,
-        plan,
-        given,
-        Places(words, positions, len(given)),
-        checked_pool(arch, pool),
-        batch_size,
-        prepend_bos,
+        texts,
+        sites,
+        words=words,
+        positions=positions,
+        layers=layers,
+        pool=pool,
+        batch_size=batch_size,
+        prepend_bos=prepend_bos,
     )
     with Writer.of(folder) as writer:
         manifest = writer.start(capture.prepare)
@@ -69,7 +68,62 @@ def capture_to(
     return open_store(folder)
 
 
-class StoredCapture:
+class ShardMaker:
+    """Runs the items of a batch and writes them as a shard; of other items it knows nothing."""
+
+    def __init__(self, model: Any, plan: SitePlan, pool: str, placed: bool) -> None:
+        """Take a model and what is read.
+
+        Args:
+            model: the bridge.
+            plan: the sites.
+            pool: how several tokens become one vector.
+            placed: whether words or positions are read; else all positions.
+        """
+        self.model, self.plan, self.pool, self.placed = model, plan, pool, placed
+        self.arch = adapters.architecture(model)
+
+    def facts(self, site: str) -> SiteFacts:
+        """Return a site's layers and axes."""
+        if site in PAIR_SITES:
+            ragged = ("key",) if self.placed else ("query", "key")
+            return SiteFacts(self.plan.layers[site], ("item", *SITES[site]), ragged, "nan")
+        leading = ("item",) if self.placed else ("item", "pos")
+        return SiteFacts(self.plan.layers[site], leading + SITES[site], leading[1:], "zero")
+
+    def values(self, items: Mapping[int, Item]) -> dict[str, Tensor]:
+        """Run the items of a batch together; return site -> [layer, item, …]."""
+        picked = [item.positions for item in items.values() if item.positions is not None]
+        run = Run(
+            self.model,
+            self.arch,
+            self.plan,
+            [
+                item.tokens[: self.plan.n_read(len(item.tokens), item.positions)]
+                for item in items.values()
+            ],
+            picked if self.placed else None,
+            self.pool,
+            numbers=list(items),
+        )
+        run.all([list(range(len(items)))], progress=False)
+        axes = {site: self.facts(site).axes.index("layer") for site in self.plan.sites}
+        return {site: run.results[site].movedim(axis, 0) for site, axis in axes.items()}
+
+    def write_items(
+        self, folder: Path, manifest: Manifest, batch: int, items: Mapping[int, Item]
+    ) -> None:
+        """Run a batch of the plan, whose items these are, and write its shard.
+
+        Raises:
+            MemoryLimitError: not even one of its texts fits into memory.
+            DiskSpaceError: the disk is full, or the folder cannot be written to.
+        """
+        layers = {site: facts.layers for site, facts in manifest.sites.items()}
+        write_shard(folder, manifest.identity, batch, self.values(items), layers, items)
+
+
+class StoredCapture(ShardMaker):
     """What is to be captured, a batch at a time and in any order.
 
     Nothing is kept of a text but its length: it is encoded again when its batch runs.
@@ -86,14 +140,34 @@ class StoredCapture:
         prepend_bos: bool | None,
     ) -> None:
         """Take what :func:`~wvprobe.capture` is asked for, checked."""
-        self.model, self.plan, self.texts, self.places, self.pool = model, plan, texts, places, pool
-        self.batch_size = batch_size
-        self.arch = adapters.architecture(model)
+        super().__init__(model, plan, pool, places.given)
+        self.texts, self.places, self.batch_size = texts, places, batch_size
         default = bool(model.cfg.default_prepend_bos)
         self.prepend_bos = default if prepend_bos is None else prepend_bos
         self.encode: Callable[[str], Encoding] = lru_cache(_KNOWN)(
             lambda text: encode(model, text, prepend_bos=self.prepend_bos)
         )
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        texts: str | Sequence[str],
+        sites: str | Sequence[str],
+        *,
+        words: Words | None = None,
+        positions: Positions | None = None,
+        layers: Sequence[int] | int | None = None,
+        pool: str | None = None,
+        batch_size: int | Literal["auto"] = "auto",
+        prepend_bos: bool | None = None,
+    ) -> "StoredCapture":
+        """Check what :func:`~wvprobe.capture` is asked for; arguments and errors are its own."""
+        arch = adapters.architecture(model)
+        plan = SitePlan(model, arch, sites, layers)
+        given = checked_texts(texts)
+        places = Places(words, positions, len(given))
+        return cls(model, plan, given, places, checked_pool(arch, pool), batch_size, prepend_bos)
 
     def prepare(self, table: ItemsFile) -> Callable[[str], Manifest]:
         """Encode all texts, add them to a table, and return what makes a manifest of its sha256."""
@@ -132,45 +206,19 @@ class StoredCapture:
             "number of texts": len(self.texts),
             **digests,
             "sites": list(self.plan.sites),
-            "pool": self.pool if self.places.given else None,
+            "pool": self.pool if self.placed else None,
             "prepend_bos": self.prepend_bos,
             "batch_size": self.batch_size,
         }
         return Manifest(
             settings=settings,
             versions=Provenance.of("", "").versions,
-            sites={site: self._facts(site) for site in self.plan.sites},
+            sites={site: self.facts(site) for site in self.plan.sites},
             longest=longest,
             items=items,
             order=torch.tensor([item for batch in batches for item in batch], dtype=torch.int32),
             sizes=torch.tensor([len(batch) for batch in batches], dtype=torch.int32),
         )
-
-    def _facts(self, site: str) -> SiteFacts:
-        if site in PAIR_SITES:
-            ragged = ("key",) if self.places.given else ("query", "key")
-            return SiteFacts(self.plan.layers[site], ("item", *SITES[site]), ragged, "nan")
-        leading = ("item",) if self.places.given else ("item", "pos")
-        return SiteFacts(self.plan.layers[site], leading + SITES[site], leading[1:], "zero")
-
-    def values(self, items: Mapping[int, Item]) -> dict[str, Tensor]:
-        """Run the items of a batch together; return site -> [layer, item, …]."""
-        picked = [item.positions for item in items.values() if item.positions is not None]
-        run = Run(
-            self.model,
-            self.arch,
-            self.plan,
-            [
-                item.tokens[: self.plan.n_read(len(item.tokens), item.positions)]
-                for item in items.values()
-            ],
-            picked if self.places.given else None,
-            self.pool,
-            numbers=list(items),
-        )
-        run.all([list(range(len(items)))], progress=False)
-        axes = {site: self._facts(site).axes.index("layer") for site in self.plan.sites}
-        return {site: run.results[site].movedim(axis, 0) for site, axis in axes.items()}
 
     def write(self, folder: Path, manifest: Manifest, batch: int) -> None:
         """Run a batch of the plan and write its shard.
@@ -179,7 +227,5 @@ class StoredCapture:
             MemoryLimitError: not even one of its texts fits into memory.
             DiskSpaceError: the disk is full, or the folder cannot be written to.
         """
-        layers = {site: facts.layers for site, facts in manifest.sites.items()}
         items = {number: self.item(number) for number in manifest.batch(batch)}
-        values = self.values(items)
-        write_shard(folder, manifest.identity, batch, values, layers, items)
+        self.write_items(folder, manifest, batch, items)

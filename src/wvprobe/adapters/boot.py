@@ -12,7 +12,8 @@ import torch
 from transformer_lens.model_bridge import TransformerBridge
 
 from wvprobe._types import Provenance
-from wvprobe.errors import InputError, TokenizerError, UnsupportedError
+from wvprobe._validate import message
+from wvprobe.errors import DeviceError, InputError, TokenizerError, UnsupportedError
 
 # TransformerLens takes some model names ('opt') for deprecated aliases of others; booting
 # under a name of our own and setting the real one afterwards keeps it from guessing.
@@ -64,6 +65,35 @@ def boot(hf_model: Any, tokenizer: Any, *, name: str, missing: str = "") -> Tran
     bridge.eval()
     setattr(bridge, _MISSING_HEAD, missing)
     return bridge
+
+
+def placement(device_map: Any, n_devices: int | None) -> dict[str, Any]:
+    """Return what ``from_pretrained`` is told so that a model is spread over devices.
+
+    TransformerLens decides, as where it loads a model itself: `device_map` as it is given, or
+    `n_devices` GPUs with layers shared out among them. {}, where there is nothing to spread.
+
+    Raises:
+        DeviceError: there are not so many GPUs.
+        InputError: the map cannot be used.
+    """
+    from transformer_lens.utilities.multi_gpu import resolve_device_map
+
+    try:
+        found, memory = resolve_device_map(n_devices, device_map, None)
+    except ValueError as error:
+        if device_map is None:
+            raise DeviceError(f"{error} Give fewer `n_devices`, or none.") from error
+        raise InputError(
+            message("device_map", "one that TransformerLens takes", device_map, str(error))
+        ) from error
+    options = {"device_map": found, "max_memory": memory}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def is_spread(hf_model: Any) -> bool:
+    """Whether a transformers model lies on several devices by a map of its own."""
+    return len(set((getattr(hf_model, "hf_device_map", None) or {}).values())) > 1
 
 
 def reinitialised(model: Any, seed: int) -> TransformerBridge:

@@ -1,5 +1,6 @@
 """All that HeadWeights holds of a model, read layer by layer."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def head_parts(
 
 def layer_weight_parts(model: Any, arch: Architecture, layers: Sequence[int]) -> dict[str, Any]:
     """Return the fields that are weights of layers, stacked, and the latents behind them."""
-    found, latent = _layers(model, arch, layers)
+    found, latent = together(_layers(model, arch, layers), embedding_table(model).device)
     stacked = {name: _stack(found, name, arch) for name in PER_LAYER}
     check_shapes(stacked, layers)
     return {**stacked, "latent": latent}
@@ -44,7 +45,7 @@ def layer_weight_parts(model: Any, arch: Architecture, layers: Sequence[int]) ->
 
 def layer_fact_parts(model: Any, arch: Architecture, layers: Sequence[int]) -> dict[str, Any]:
     """Return the fields that hold a number, a norm or a rotation for each layer."""
-    return {
+    facts = {
         "scale": tuple(read.score_scale(model, layer) for layer in layers),
         "rotary": tuple(rotation.rotary(model, arch, layer) for layer in layers),
         "soft_cap": tuple(read.soft_cap(model, layer) for layer in layers),
@@ -53,6 +54,26 @@ def layer_fact_parts(model: Any, arch: Architecture, layers: Sequence[int]) -> d
         "norms": tuple(read.attention_norm(model, arch, layer) for layer in layers),
         "post_norms": tuple(read.post_attention_norm(model, arch, layer) for layer in layers),
     }
+    return {name: together(each, embedding_table(model).device) for name, each in facts.items()}
+
+
+def together(value: Any, device: torch.device) -> Any:
+    """Return tuples, lists and dataclasses with all their tensors on one device.
+
+    Layers of a model that is spread over several devices have theirs each.
+    """
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(together(part, device) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)(together(part, device) for part in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        moved = {name: together(part, device) for name, part in parts.items()}
+        same = all(moved[name] is part for name, part in parts.items())
+        return value if same else dataclasses.replace(value, **moved)
+    return value
 
 
 def outside_parts(
@@ -68,7 +89,7 @@ def outside_parts(
         "W_pos": None if positions is None else at_least_float32(positions),
     }
     check_shapes({name: table for name, table in embeddings.items() if table is not None})
-    head = read.unembedding(model, arch)
+    head = together(read.unembedding(model, arch), embedding_table(model).device)
     if tables and isinstance(head, read.Unembedding):
         check_finite("W_U", head.weight, ("d_vocab", "d_model"))
     return {

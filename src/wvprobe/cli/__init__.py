@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from wvprobe.cli import _budget, _heads, _labels, _models, _report
+from wvprobe.cli import _budget, _capture, _heads, _labels, _models, _report
 from wvprobe.cli._app import app
 from wvprobe.errors import (
     AuditError,
@@ -11,15 +11,21 @@ from wvprobe.errors import (
     DownloadError,
     IntegrityError,
     MemoryLimitError,
+    MissingPackageError,
+    WorkerError,
     WvprobeError,
 )
 
 __all__ = ["app", "main"]
 
 # Every room puts its commands into the application as it is imported.
-ROOMS = (_models, _report, _heads, _labels, _budget)
-# Not the user's doing: the network, the disk, the memory, or a model that is read wrongly.
-_NOT_WRONG_USE = (AuditError, DiskSpaceError, DownloadError, IntegrityError, MemoryLimitError)
+ROOMS = (_models, _report, _heads, _labels, _capture, _budget)
+# Not the user's doing: the network, the disk, the memory, what is installed, workers elsewhere, or
+# a model that is read wrongly.
+_NOT_WRONG_USE = (
+    *(AuditError, DiskSpaceError, DownloadError, IntegrityError, MemoryLimitError),
+    *(MissingPackageError, WorkerError),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

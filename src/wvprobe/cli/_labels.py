@@ -42,7 +42,7 @@ def payload(
     from wvprobe.models import load
     from wvprobe.value_payload import payload as run
 
-    data = _labelled(conllu, column, senses, iob2)
+    data = labelled(conllu, column, senses, iob2)
     score = "balanced_accuracy" if balanced else "accuracy"
     say(f"opening {model}")
     bridge = load(model)
@@ -76,7 +76,8 @@ def _best_heads(found: Any, best: Any, site: str, by: str) -> Table:
     return f"{site}, largest excess over {by} ({told})", best[shown]
 
 
-def _labelled(conllu: str | None, column: str, senses: str | None, iob2: str | None) -> Any:
+def labelled(conllu: str | None, column: str, senses: str | None, iob2: str | None) -> Any:
+    """Return the labelled text that options name; without any, the bundled sentences."""
     from wvprobe.datasets import load_conllu, load_iob2, load_senses
 
     if sum(given is not None for given in (conllu, senses, iob2)) > 1:

@@ -11,10 +11,11 @@ One `Writer` at a time holds the lock and says which batches are missing; any nu
 may write these for it with `write_shard`, each batch by one of them.
 """
 
-from wvprobe.store._items import Column, Item, ItemsFile
+from wvprobe.store._files import count_try
+from wvprobe.store._items import Column, Item, ItemsFile, StoredItems
 from wvprobe.store._manifest import Manifest, SiteFacts
-from wvprobe.store._reader import Store, StoredSite
-from wvprobe.store._shards import write_shard
+from wvprobe.store._reader import Store, StoredSite, items_of
+from wvprobe.store._shards import is_whole, write_shard
 from wvprobe.store._writer import Writer
 
 __all__ = [
@@ -24,7 +25,11 @@ __all__ = [
     "Manifest",
     "SiteFacts",
     "Store",
+    "StoredItems",
     "StoredSite",
     "Writer",
+    "count_try",
+    "is_whole",
+    "items_of",
     "write_shard",
 ]

@@ -69,6 +69,15 @@ def tidy(folder: Path) -> None:
             leftover.unlink()
 
 
+def count_try(folder: Path, number: int) -> int:
+    """Note that a batch is begun, and return how often it was before, since the last `tidy`."""
+    notes = folder / f".{number:06d}.tries{TEMPORARY}"
+    with open(notes, "ab") as file:
+        before = file.tell()
+        file.write(b".")
+    return before
+
+
 def present(folder: Path, n_batches: int) -> list[int]:
     """Return the batches that have both their files."""
     shards = {path.name for path in (folder / SHARDS).glob("*.safetensors")}

@@ -83,6 +83,19 @@ def mapped(path: Path) -> Any:
     return pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all()
 
 
+class StoredItems:
+    """The items of a store, each read when it is asked for by its number."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the table of items."""
+        table = mapped(path)
+        self._columns = [Column(table.column(name)) for name in Item._fields]
+
+    def __getitem__(self, number: int) -> Item:
+        """Return an item."""
+        return Item(*(column[number] for column in self._columns))
+
+
 class Column(Sequence[Any]):
     """One column of the items as a sequence that holds nothing itself."""
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -137,9 +137,12 @@ class Manifest:
         ]
         if not pairs and self.identity != other.identity:
             pairs = [("the batch plan", self.n_batches, other.n_batches)]
-        return [
-            f"{name}: {_short(there)} there, {_short(here)} here" for name, there, here in pairs
-        ]
+        return _told(pairs)
+
+    def unlike(self, settings: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
+        """Return what differs from it in settings, these and no others, and in versions."""
+        own = {name: self.settings.get(name) for name in settings}
+        return _told([*_compared(own, settings), *_compared(self.versions, versions)])
 
 
 def _tuples(value: Any) -> Any:
@@ -154,6 +157,10 @@ def _compared(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tupl
     for name in dict.fromkeys((*one, *other)):
         if one.get(name) != other.get(name):
             yield name, one.get(name), other.get(name)
+
+
+def _told(pairs: Iterable[tuple[str, Any, Any]]) -> list[str]:
+    return [f"{name}: {_short(there)} there, {_short(here)} here" for name, there, here in pairs]
 
 
 def _short(value: Any) -> str:

@@ -15,13 +15,32 @@ from torch import Tensor
 from wvprobe._validate import index, message
 from wvprobe.errors import InputError, IntegrityError, StoreError
 from wvprobe.store._files import INDEX, ITEMS, present, sha256, shard_path
-from wvprobe.store._items import Column, mapped
+from wvprobe.store._items import Column, StoredItems, mapped
 from wvprobe.store._manifest import Manifest
 from wvprobe.store._shards import damaged, is_whole, sealed_by
 
 # Mapped files that are kept open: each holds a descriptor, not memory.
 _OPEN = 32
 _BLOCK_BYTES = 64 << 20
+
+
+def items_of(folder: Path, manifest: Manifest) -> StoredItems:
+    """Return the items of a store, complete or not.
+
+    Raises:
+        StoreError: there are none.
+        IntegrityError: they are not what was written.
+    """
+    return StoredItems(_checked_items(folder, manifest))
+
+
+def _checked_items(folder: Path, manifest: Manifest) -> Path:
+    path = folder / ITEMS
+    if not path.is_file():
+        raise StoreError(f"{path} is missing. Capture anew to another folder.")
+    if sha256(path) != manifest.items:
+        raise IntegrityError(f"{path} is not what was written. Capture again to write it anew.")
+    return path
 
 
 class Store:
@@ -50,7 +69,7 @@ class Store:
         self.manifest = Manifest.read(self.folder)
         there = present(self.folder, self.manifest.n_batches)
         self._check_complete(there, partial)
-        self._table = self._checked_items()
+        self._table = mapped(_checked_items(self.folder, self.manifest))
         sizes, order = self.manifest.sizes.long(), self.manifest.order.long()
         starts = sizes.cumsum(dim=0) - sizes
         known = torch.zeros(len(sizes), dtype=torch.bool)
@@ -75,14 +94,6 @@ class Store:
             "with the same arguments to go on where it stopped"
             + (", or open it with partial=True." if there else ".")
         )
-
-    def _checked_items(self) -> Any:
-        path = self.folder / ITEMS
-        if not path.is_file():
-            raise StoreError(f"{path} is missing. Capture anew to another folder.")
-        if sha256(path) != self.manifest.items:
-            raise IntegrityError(f"{path} is not what was written. Capture again to write it anew.")
-        return mapped(path)
 
     def __len__(self) -> int:
         """Return the number of items."""

@@ -117,6 +117,11 @@ class Writer:
             numbers = range(self.manifest.n_batches)
             return [n for n in numbers if not is_whole(self.folder, n, identity)]
 
+    def tidy(self) -> None:
+        """Remove what workers left half written that were killed; none may be at work."""
+        with clear_errors(self.folder):
+            tidy(self.folder)
+
 
 def _check_empty(folder: Path) -> None:
     """Refuse a folder that holds anything but a store."""
