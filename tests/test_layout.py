@@ -19,21 +19,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "wvprobe"
 # floor a module may import those named before it; above, a level's modules do without each other.
 LEVELS = {
     0: (
-        *(
-            "errors",
-            "_validate",
-            "_shapes",
-            "_types",
-            "_decompositions",
-            "_linalg",
-            "_metric",
-            "_extremes",
-        ),
+        *("errors", "_validate", "_shapes", "_types", "_threads", "_decompositions"),
+        *("_linalg", "_metric", "_extremes"),
         *("_products", "_rotary", "_masks", "_statistics", "_shards", "_progress", "_spelling"),
         "_word_places",
         "_picking",
         "_shapley",
-        "_threads",
     ),
     1: (
         *("adapters", "words", "datasets", "circuits", "store"),

@@ -33,6 +33,7 @@ BOXES: dict[int, dict[str, tuple[str, ...]]] = {
         "probes": ("probes", "value_payload"),
         "counterfactual": ("counterfactual",),
         "budgets": ("budget", "attention_clock"),
+        "many": ("capturing", "sweeping"),
     },
     3: {
         "circuit ends": ("_factors", "_circuit_ends", "_token_rows"),

@@ -12,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from wvprobe._threads import threads
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -23,14 +25,8 @@ def _on_one_thread(decompose: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(decompose)
     def decomposed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        threads = torch.get_num_threads()
-        if threads == 1 or not _small(args[0]):
+        with threads(1 if _small(args[0]) else None):
             return decompose(*args, **kwargs)
-        torch.set_num_threads(1)
-        try:
-            return decompose(*args, **kwargs)
-        finally:
-            torch.set_num_threads(threads)
 
     return decomposed
 
