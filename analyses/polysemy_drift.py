@@ -289,10 +289,10 @@ below = (pair.cosine < pair.same_cosine[0]).tolist()
 start = next((k for k in range(streams) if all(below[k:])), None)
 print(
     f"`bank` in the two sentences: cosine {float(pair.cosine[0]):.2f} at the embedding, "
-    f"{float(pair.cosine[-1]):.2f} at the last stream, where same-sense pairs have "
-    f"{float(pair.same_cosine[0][-1]):.2f} or more in 95 of 100. Verdict: two senses "
-    f"{'at no stream to the end' if start is None else f'from stream {start} on'} "
-    f"(below at {sum(below)} of {streams})."
+    f"{float(pair.cosine[-1]):.2f} at the last stream, where 95 of 100 same-sense pairs have "
+    f"{float(pair.same_cosine[0][-1]):.2f} or more. Verdict: "
+    f"{'not two senses to the end' if start is None else f'two senses from stream {start} on'} "
+    f"(below the band at {sum(below)} of {streams} streams)."
 )
 accuracy = many.summary().query("measure == 'centroid_accuracy'").set_index("layer")
 told = [k for k in accuracy.index if accuracy["low"][k] > float(many.control[1, k])]

@@ -66,8 +66,13 @@ def run(made: Any, folder: Path, timeout: int = 7200) -> None:
     Raises:
         CellExecutionError: a cell failed; the notebook holds what it printed.
     """
-    # Figures as data alone: by default each notebook would carry the script that draws them.
-    environment = {**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"}
+    environment = {
+        **os.environ,
+        # Figures as data alone: by default each notebook would carry the script that draws them.
+        "PLOTLY_RENDERER": "plotly_mimetype",
+        # tqdm misses its widgets, which no file could show.
+        "PYTHONWARNINGS": "ignore:IProgress not found",
+    }
     client = NotebookClient(
         made,
         timeout=timeout,
