@@ -90,17 +90,19 @@ sense.figure()
 
 # %%
 results = {"part of speech": pos, "sense": sense, "sense, by distance": by_distance}
-for name, found in results.items():
+# None would be there if one of v, q and k had not been read.
+labours = {name: found.labour for name, found in results.items() if found.labour is not None}
+for name, labour in labours.items():
     print(f"\n{name}: excess of v, of q or k, and the difference, mean over layers")
-    shown(found.labour.contrasts_frame(), slice(None))
-    value, low, high = found.labour.range.tolist()
+    shown(labour.contrasts_frame(), slice(None))
+    value, low, high = labour.range.tolist()
     print(f"between layers v ranges over {value:.3f} ({low:.3f} to {high:.3f})")
 
 # %% tags=["gallery"]
-pos.labour.figure()
+labours["part of speech"].figure()
 
 # %%
-by_distance.labour.figure()
+labours["sense, by distance"].figure()
 
 # %% [markdown]
 # ## Where, and what: heads × layers × properties
@@ -160,7 +162,7 @@ for name, found in results.items():
         f"({head['excess_random_low']:+.3f} to {head['excess_random_high']:+.3f}; p over all heads "
         f"{head['p_family']:.3f})."
     )
-    rows = list(found.labour.contrasts_frame().query("reference == 'random'").itertuples())
+    rows = list(labours[name].contrasts_frame().query("reference == 'random'").itertuples())
     divided += [(row.low > 0) - (row.high < 0) for row in rows]
     each = ", ".join(
         f"{row.value:+.3f} ({row.low:+.3f} to {row.high:+.3f}) from {row.against}'s" for row in rows

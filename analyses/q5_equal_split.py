@@ -221,7 +221,7 @@ else:
 found = {}
 for how, result in after.items():
     at = result.settings.index(next(name for name in result.settings if name.endswith("svd")))
-    mean, low, high = (float(ends[at]) for ends in result.interval(result.measure))
+    mean, low, high = (float(values[at]) for values in result.interval(result.measure))
     found[how] = (mean, low, high)
     what = {"kl": "KL in nats", "relative_change": "relative change"}[result.measure]
     print(

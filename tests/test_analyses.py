@@ -40,7 +40,7 @@ go.Figure(go.Scatter(y=[1.0, 2.0]), layout={"title": "It rises", "height": 300})
 
 # %% tags=["finding"]
 print("It is one (0.9 to 1.1).")
-print("Verdict: a_toy.")
+print("Verdict: a_toy, not *two* or _one_.")
 '''
 
 
@@ -142,7 +142,7 @@ def test_notebook_runs_with_its_arguments(tools, toy):
 def test_an_analysis_that_fails_is_written_and_told(tools, tmp_path, capsys):
     script = tmp_path / "toy.py"
     script.write_text(TOY.replace("print(arguments)", "print(undefined)"), encoding="utf-8")
-    assert not tools.notebooks.written(script, [], tmp_path / "out", None)
+    assert not tools.notebooks.written(script, [], tmp_path / "out")
     assert "undefined" in capsys.readouterr().err
     made = nbformat.read(tmp_path / "out" / "toy.ipynb", as_version=4)
     assert made.cells[4].outputs[0]["ename"] == "NameError"
@@ -183,7 +183,7 @@ def test_gallery_shows_what_was_printed(toy, tools, tmp_path):
     found = tools.gallery.found_in(tmp_path)
     assert list(found["toy"]) == ["a-model", "minilm-l6"]
     page = tools.gallery.section("toy", found["toy"], "images/toy.png")
-    lines = "* It is one (0.9 to 1.1).\n* Verdict: a\\_toy.\n"
+    lines = "* It is one (0.9 to 1.1).\n* Verdict: a_toy, not \\*two\\* or \\_one\\_.\n"
     command = "`python analyses/toy.py --model tiny:llama`"
     assert page == (
         "## Is a toy a toy?\n\nIs it one, for\nsure?\n\n![Is a toy a toy?](images/toy.png)\n\n"

@@ -88,7 +88,7 @@ def section(name: str, by_model: Mapping[str, Any], image: str) -> str:
 
 def escaped(line: str) -> str:
     """Return a line that Markdown shows as it is, but for code in backticks."""
-    return re.sub(r"([*_<|])", r"\\\1", line)
+    return re.sub(r"([*<|]|\b_|_\b)", r"\\\1", line)
 
 
 def main() -> int:

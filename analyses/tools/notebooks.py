@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ def size(made: Any) -> int:
     return len(nbformat.writes(made).encode())
 
 
-def written(script: Path, arguments: Sequence[str], folder: Path, drawn: Any) -> bool:
+def written(script: Path, arguments: Sequence[str], folder: Path) -> bool:
     """Run one analysis, write its notebook into `folder`, and say whether all of it ran."""
     made = notebook_of(script, arguments)
     ran = True
@@ -164,7 +164,9 @@ def written(script: Path, arguments: Sequence[str], folder: Path, drawn: Any) ->
     except CellExecutionError as error:
         ran = False
         print(f"{script.stem} failed:\n{error}", file=sys.stderr)
-    told = lighten(made, drawn)
+    drawing = pictures() if any(PLOTLY in one["data"] for one in outputs(made)) else nullcontext()
+    with drawing as drawn:
+        told = lighten(made, drawn)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{script.stem}.ipynb"
     nbformat.validate(made)
@@ -187,8 +189,7 @@ def main() -> int:
         parser.error(f"no analysis {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     arguments = ["--smoke"] if given.smoke else ["--model", given.model]
     folder = Path(given.out) / ("smoke" if given.smoke else Path(given.model).name)
-    with pictures() as drawn:
-        ran = [written(known[name], arguments, folder, drawn) for name in given.names or known]
+    ran = [written(known[name], arguments, folder) for name in given.names or known]
     return 0 if all(ran) else 1
 
 
