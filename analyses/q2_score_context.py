@@ -217,9 +217,9 @@ parts = ["query_content", "key_content", "offset"]
 sizes = shares.to_frame()[[*parts, "layer"]].abs().groupby("layer").mean()
 sizes = sizes.div(sizes.sum(axis=1), axis=0)
 print(
-    f"bank→river: the offset makes {sizes['offset'].iloc[0]:.0%} of what changes at layer 0 and "
-    f"{sizes['offset'].iloc[-1]:.0%} at the last; the query's content "
-    f"{sizes['query_content'].iloc[-1]:.0%} there, the key's {sizes['key_content'].iloc[-1]:.0%}."
+    f"bank→river: position has {sizes['offset'].iloc[0]:.0%} of the shares in what changes at "
+    f"layer 0 and {sizes['offset'].iloc[-1]:.0%} at the last; there the query's content has "
+    f"{sizes['query_content'].iloc[-1]:.0%}, the key's {sizes['key_content'].iloc[-1]:.0%}."
 )
 above = frame[frame["layer"] > 0]
 medians = ", ".join(f"{name} {above[f'{name}_corrected'].median():.0%}" for name in SHARES)

@@ -1,6 +1,6 @@
 """Executed notebooks from the analyses; `make notebooks` calls it.
 
-    python analyses/tools/notebooks.py --model minilm-l6 q1_value_payload polysemy_drift
+    python analyses/tools/notebooks.py polysemy_drift q1_value_payload --model minilm-l6
 
 An analysis is a script of percent cells. Here it becomes a notebook (jupytext), runs in a kernel of
 this Python (nbclient), and is written with all that it shows to ``notebooks/MODEL/``.
@@ -178,16 +178,18 @@ def written(script: Path, arguments: Sequence[str], folder: Path) -> bool:
 def main() -> int:
     """Read the command line; return 1 where an analysis failed."""
     known = {script.stem: script for script in sorted(ANALYSES.glob("*.py"))}
-    parser = argparse.ArgumentParser(description="Run the analyses as notebooks.")
+    parser = argparse.ArgumentParser(
+        description="Run the analyses as notebooks. Other options are handed to them."
+    )
     parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; all unless given")
     parser.add_argument("--model", default="smollm2-135m", help="anything wvprobe.load takes")
     parser.add_argument("--smoke", action="store_true", help="a small random model, for tests")
     parser.add_argument("--out", default="notebooks", help="where to; a folder a model in it")
-    given = parser.parse_args()
+    given, own = parser.parse_known_args()
     unknown = set(given.names) - set(known)
     if unknown:
         parser.error(f"no analysis {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    arguments = ["--smoke"] if given.smoke else ["--model", given.model]
+    arguments = [*(["--smoke"] if given.smoke else ["--model", given.model]), *own]
     folder = Path(given.out) / ("smoke" if given.smoke else Path(given.model).name)
     ran = [written(known[name], arguments, folder) for name in given.names or known]
     return 0 if all(ran) else 1
