@@ -12,6 +12,7 @@ their own, and as a PNG, for every other reader. No notebook carries Plotly's Ja
 import argparse
 import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -178,18 +179,18 @@ def written(script: Path, arguments: Sequence[str], folder: Path) -> bool:
 def main() -> int:
     """Read the command line; return 1 where an analysis failed."""
     known = {script.stem: script for script in sorted(ANALYSES.glob("*.py"))}
-    parser = argparse.ArgumentParser(
-        description="Run the analyses as notebooks. Other options are handed to them."
-    )
+    parser = argparse.ArgumentParser(description="Run the analyses as notebooks.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(known)}; all unless given")
     parser.add_argument("--model", default="smollm2-135m", help="anything wvprobe.load takes")
     parser.add_argument("--smoke", action="store_true", help="a small random model, for tests")
     parser.add_argument("--out", default="notebooks", help="where to; a folder a model in it")
-    given, own = parser.parse_known_args()
+    parser.add_argument("--options", default="", help='their own: --options="--seconds 300"')
+    given = parser.parse_args()
     unknown = set(given.names) - set(known)
     if unknown:
         parser.error(f"no analysis {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    arguments = [*(["--smoke"] if given.smoke else ["--model", given.model]), *own]
+    arguments = ["--smoke"] if given.smoke else ["--model", given.model]
+    arguments += shlex.split(given.options)
     folder = Path(given.out) / ("smoke" if given.smoke else Path(given.model).name)
     ran = [written(known[name], arguments, folder) for name in given.names or known]
     return 0 if all(ran) else 1
