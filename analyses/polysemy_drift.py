@@ -53,7 +53,7 @@ text_b = "The river bank is close to here."
 # percentile of pairs in which `bank` has one sense. Below it, the two are further apart than
 # context alone makes them.
 
-# %%
+# %% tags=["gallery"]
 baseline = drift_baseline(model)
 pair = wvprobe.drift_pair(model, text_a, text_b, word="bank", baseline=baseline)
 columns = ["layer", "cosine", "same_low", "same_median", "cosine_adjusted", "distance"]
@@ -162,7 +162,7 @@ print("their lengths at the last stream:", [round(x, 2) for x in lengths[:, -1].
 # words, how far its senses part, and how well they are told, each sentence left out in turn.
 # Intervals are over words. Corrected numbers (here: the random words' mean taken off) stand beside.
 
-# %% tags=["gallery"]
+# %%
 senses = wvprobe.load_senses(options.senses)
 if options.smoke:
     senses = SenseDataset("smoke", senses.only("bank").items[::4])
