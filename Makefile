@@ -42,7 +42,7 @@ full-report: setup
 
 # Where there is no Chromium, notebooks have their figures as data alone, and no gallery is made.
 notebooks: setup
-	$(BIN)/python analyses/tools/notebooks.py $(NAMES) --model $(MODEL) $(if $(SMOKE),--smoke) --options='$(OPTIONS)'
+	$(BIN)/python analyses/tools/running.py $(NAMES) --model $(MODEL) $(if $(SMOKE),--smoke) --options='$(OPTIONS)'
 
 gallery: setup
 	$(BIN)/python analyses/tools/gallery.py

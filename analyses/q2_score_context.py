@@ -50,9 +50,10 @@ TERM = ["query_component", "key_component", "term", "gauge_fixed", "sink", "is_g
 SHARES = ("pair", "offset", "context")
 
 
-def show(frame, rows=10, columns=slice(None)):
-    """Print the first rows of a frame."""
-    print(frame.head(rows)[columns].round(3).to_string(index=False))
+def show(frame, rows=10, columns=None):
+    """Print the first rows of a frame, or some of its columns."""
+    shown = frame.head(rows) if columns is None else frame.head(rows)[columns]
+    print(shown.round(3).to_string(index=False))
 
 
 # %% [markdown]

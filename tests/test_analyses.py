@@ -48,7 +48,7 @@ print("Verdict: a_toy, not *two* or _one_.")
 def tools():
     """The two programs beside the analyses, as modules."""
     found = {}
-    for name in ("notebooks", "gallery"):
+    for name in ("running", "gallery"):
         spec = importlib.util.spec_from_file_location(name, ANALYSES / "tools" / f"{name}.py")
         assert spec is not None and spec.loader is not None
         # The second imports the first by this name, as it does where it is run.
@@ -64,8 +64,8 @@ def toy(tools, tmp_path_factory):
     """A toy analysis's notebook, run."""
     folder = tmp_path_factory.mktemp("toy")
     (folder / "toy.py").write_text(TOY, encoding="utf-8")
-    made = tools.notebooks.notebook_of(folder / "toy.py", ["--model", "tiny:llama"])
-    tools.notebooks.run(made, folder)
+    made = tools.running.notebook_of(folder / "toy.py", ["--model", "tiny:llama"])
+    tools.running.run(made, folder)
     return made
 
 
@@ -124,7 +124,7 @@ def test_what_the_result_says_is_computed(script):
 
 
 def test_notebook_runs_with_its_arguments(tools, toy):
-    assert [tools.notebooks.tags(cell) for cell in toy.cells] == [
+    assert [tools.running.tags(cell) for cell in toy.cells] == [
         [],
         [],
         ["parameters"],
@@ -135,14 +135,14 @@ def test_notebook_runs_with_its_arguments(tools, toy):
     printed, figure = toy.cells[4].outputs
     assert printed["text"] == "['--model', 'tiny:llama']\n"
     # Neither a page nor a script: what draws it belongs to the reader.
-    assert set(figure["data"]) <= {tools.notebooks.PLOTLY, "text/plain"}
-    assert figure["data"][tools.notebooks.PLOTLY]["layout"]["title"]["text"] == "It rises"
+    assert set(figure["data"]) <= {tools.running.PLOTLY, "text/plain"}
+    assert figure["data"][tools.running.PLOTLY]["layout"]["title"]["text"] == "It rises"
 
 
 def test_an_analysis_that_fails_is_written_and_told(tools, tmp_path, capsys):
     script = tmp_path / "toy.py"
     script.write_text(TOY.replace("print(arguments)", "print(undefined)"), encoding="utf-8")
-    assert not tools.notebooks.written(script, [], tmp_path / "out")
+    assert not tools.running.written(script, [], tmp_path / "out")
     assert "undefined" in capsys.readouterr().err
     made = nbformat.read(tmp_path / "out" / "toy.ipynb", as_version=4)
     assert made.cells[4].outputs[0]["ename"] == "NameError"
@@ -151,10 +151,10 @@ def test_an_analysis_that_fails_is_written_and_told(tools, tmp_path, capsys):
 def figures(toy, tools, sizes):
     """Return a notebook with figures of so many bytes of data."""
     made = nbformat.from_dict(json.loads(json.dumps(toy)))
-    (output,) = tools.notebooks.outputs(made)
+    (output,) = tools.running.outputs(made)
     made.cells[4].outputs = [
         nbformat.from_dict(
-            {**output, "data": {tools.notebooks.PLOTLY: {"data": [], "layout": {"x": "x" * size}}}}
+            {**output, "data": {tools.running.PLOTLY: {"data": [], "layout": {"x": "x" * size}}}}
         )
         for size in sizes
     ]
@@ -163,17 +163,17 @@ def figures(toy, tools, sizes):
 
 def test_large_figures_keep_their_picture_alone(toy, tools):
     made = figures(toy, tools, (1_000, 50_000, 20_000))
-    told = tools.notebooks.lighten(made, lambda _data: b"a picture", limit=30_000)
-    kept = [tools.notebooks.PLOTLY in output["data"] for output in tools.notebooks.outputs(made)]
+    told = tools.running.lighten(made, lambda _data: b"a picture", limit=30_000)
+    kept = [tools.running.PLOTLY in output["data"] for output in tools.running.outputs(made)]
     assert kept == [True, False, True] and told == ["a large figure is a picture alone"]
-    assert all(output["data"]["image/png"] for output in tools.notebooks.outputs(made))
-    assert tools.notebooks.size(made) <= 30_000
+    assert all(output["data"]["image/png"] for output in tools.running.outputs(made))
+    assert tools.running.size(made) <= 30_000
 
 
 def test_without_pictures_no_figure_is_lost(toy, tools):
     made = figures(toy, tools, (1_000, 50_000))
-    assert tools.notebooks.lighten(made, None, limit=30_000) == ["larger than 0 MB"]
-    assert all(tools.notebooks.PLOTLY in out["data"] for out in tools.notebooks.outputs(made))
+    assert tools.running.lighten(made, None, limit=30_000) == ["larger than 0 MB"]
+    assert all(tools.running.PLOTLY in out["data"] for out in tools.running.outputs(made))
 
 
 def test_gallery_shows_what_was_printed(toy, tools, tmp_path):
@@ -193,7 +193,7 @@ def test_gallery_shows_what_was_printed(toy, tools, tmp_path):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_gallery_has_every_analysis(script, tools):
-    made = tools.notebooks.notebook_of(script, [])
+    made = tools.running.notebook_of(script, [])
     title, question = tools.gallery.question_of(made)
     _, _, section = README.partition(f"## {title}\n")
     section, _, _ = section.partition("\n## ")
@@ -207,11 +207,11 @@ def test_gallery_has_every_analysis(script, tools):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_every_analysis_runs_as_a_notebook(script, tools, tmp_path):
-    made = tools.notebooks.notebook_of(script, ["--smoke"])
-    tools.notebooks.run(made, REPOSITORY)
-    assert tools.notebooks.lighten(made, None) == []  # light even with its figures as data alone
+    made = tools.running.notebook_of(script, ["--smoke"])
+    tools.running.run(made, REPOSITORY)
+    assert tools.running.lighten(made, None) == []  # light even with its figures as data alone
     assert len(tools.gallery.finding_of(made)) >= 3
-    (shown,) = tools.notebooks.outputs(tools.gallery.tagged(made, "gallery"))
-    assert tools.notebooks.PLOTLY in shown["data"]
+    (shown,) = tools.running.outputs(tools.gallery.tagged(made, "gallery"))
+    assert tools.running.PLOTLY in shown["data"]
     errors = [out for cell in made.cells for out in cell.get("outputs", []) if "ename" in out]
     assert not errors

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from notebooks import ANALYSES, PLOTLY, outputs, picture, pictures, tags
+from running import ANALYSES, PLOTLY, outputs, picture, pictures, tags
 
 MODELS = ("smollm2-135m", "minilm-l6")  # in this order; others after them, by name
 _WIDTH, _SCALE = 900, 1.5  # of pictures

@@ -1,6 +1,6 @@
 """Executed notebooks from the analyses; `make notebooks` calls it.
 
-    python analyses/tools/notebooks.py polysemy_drift q1_value_payload --model minilm-l6
+    python analyses/tools/running.py polysemy_drift q1_value_payload --model minilm-l6
 
 An analysis is a script of percent cells. Here it becomes a notebook (jupytext), runs in a kernel of
 this Python (nbclient), and is written with all that it shows to ``notebooks/MODEL/``.
