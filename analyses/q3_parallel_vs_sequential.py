@@ -53,7 +53,7 @@ def show(result):
     frame = result.to_frame()
     measures = ["kl", "loss_delta", "top1_agreement"]
     if result.measure != "kl":
-        measures = ["relative_change", "final_distance", "pooled_distance"]
+        measures = ["relative_change", "final_distance"]
     ends = [f"{result.measure}_low", f"{result.measure}_high"]
     print(frame[["setting", *measures, *ends]].round(4).to_string(index=False))
 

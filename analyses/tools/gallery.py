@@ -34,7 +34,9 @@ make gallery                                           # this page, from noteboo
 They use the public names of wvprobe alone, so that any of them can be copied and changed. Editors
 that know percent cells run them cell by cell, and jupytext opens them as notebooks as they are.
 
-Below: what each of them printed last, unchanged, on one model or several. Intervals are 95 %.
+Below: what each of them printed last, unchanged, on one model or several, with the command that
+does it again. Intervals are 95 %. Times were taken on a shared machine of two cores, and say little
+of others.
 """
 
 
