@@ -168,7 +168,8 @@ for name, found in results.items():
         f"{row.value:+.3f} ({row.low:+.3f} to {row.high:+.3f}) from {row.against}'s" for row in rows
     )
     print(f"v's excess, mean over layers, differs by {each}.")
-loss = erased.to_frame().query("place == 'attn_added'").iloc[0]
+of_best = f"place == 'attn_added' and layer == {best[0][0]} and head == {best[0][1]}"
+loss = erased.to_frame().query(of_best).iloc[0]
 print(
     f"With the label erased from L{loss['layer']}H{loss['head']}'s values, the score in what its "
     f"layer adds goes from {loss['before']:.3f} to {loss['erased']:.3f}, a loss of "
