@@ -47,6 +47,8 @@ def notebook_of(script: Path, arguments: Sequence[str]) -> Any:
     cells.insert(at + 1, given)
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"  # else at random, and no two runs would write the same
+        if "finding" in tags(cell):  # a reader wants the sentences, and can unfold their code
+            cell.metadata["jupyter"] = {"source_hidden": True}
     made.metadata["kernelspec"] = {
         "display_name": "Python 3",
         "language": "python",
