@@ -19,11 +19,13 @@ STAMP := $(VENV)/.installed-$(firstword $(shell { echo '$(CURDIR)'; cat pyprojec
 BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report full-report test slow lint docs wheel clean broken
+.PHONY: help setup report full-report notebooks gallery test slow lint docs wheel clean broken
 
 help:
 	@echo 'make report   measure $(MODEL) and write $(OUT)/ (MODEL=..., OUT=... for others)'
 	@echo 'make full-report   measure $(MODELS) at length, in under 40 minutes (RESUME=1 goes on with a run)'
+	@echo 'make notebooks   run the analyses on $(MODEL) into notebooks/$(MODEL)/ (NAMES=... for some, SMOKE=1 for a try)'
+	@echo 'make gallery  write analyses/README.md and its pictures from notebooks/'
 	@echo 'make test     run the tests, in under 5 minutes'
 	@echo 'make slow     run the tests that take longer'
 	@echo 'make lint     check style, formatting and types'
@@ -37,6 +39,13 @@ report: setup
 
 full-report: setup
 	$(BIN)/wvprobe report $(MODELS) --out $(OUT) $(if $(RESUME),--resume)
+
+# Where there is no Chromium, notebooks have their figures as data alone, and no gallery is made.
+notebooks: setup
+	$(BIN)/python analyses/tools/running.py $(NAMES) --model $(MODEL) $(if $(SMOKE),--smoke) --options='$(OPTIONS)'
+
+gallery: setup
+	$(BIN)/python analyses/tools/gallery.py
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4
