@@ -341,16 +341,21 @@ def check_ends(model: Any, call: Callable[[Any], Any], everywhere: bool):
     with Passed(model, None, 0) as counted:
         call(model)
     assert counted.passes, "the function runs the model"
-    before = State.of(model)
     middle = (counted.passes + 1) // 2
+    ended(model, call, RuntimeError("the first"), middle)  # caches are filled by that, too
+    before = State.of(model)
     for at in {1, middle, counted.passes} if everywhere else {middle}:
         for error in (RuntimeError("the hook's own"), KeyboardInterrupt()):
-            with Passed(model, error, at), pytest.raises(type(error)) as raised:
-                call(model)
-            assert raised.value is error
-            error.__traceback__ = None  # which holds what the frames held
-            del raised, error
+            ended(model, call, error, at)
     assert_nothing_left(before, State.of(model), 3)
+
+
+def ended(model: Any, call: Callable[[Any], Any], error: BaseException, at: int):
+    """Make a call that an error ends at a pass, and keep nothing of it."""
+    with Passed(model, error, at), pytest.raises(type(error)) as raised:
+        call(model)
+    assert raised.value is error
+    error.__traceback__ = None  # which holds what the frames held
 
 
 @pytest.mark.parametrize("name", QUICK)

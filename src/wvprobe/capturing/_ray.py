@@ -22,8 +22,8 @@ def ray_module() -> Any:
         MissingPackageError: it is not installed, or not with Ray Data.
     """
     try:
-        import ray
-        import ray.data
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.data  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingPackageError(
             f"engine='ray' needs Ray Data: {error}. Install it with pip install 'wvprobe[ray]', or "

@@ -151,11 +151,7 @@ def head_ranks(
     if not 0 < share <= 1:
         raise InputError(message("share", "in (0, 1]", share))
     arch = adapters.architecture(model)
-    read = calibration_texts(model, arch, texts)
-    n_tokens = sum(len(encode(model, text).ids) for text in read)
-    least = _TOKENS * max(arch.d_head, arch.d_head_v)
-    if n_tokens < least:
-        raise InputError(message("texts", f"of at least {least} tokens", f"{n_tokens} of them"))
+    read = calibration_texts(model, arch, texts, least=_TOKENS)
     outputs, scores = both_moments(model, arch, read, progress)
     cut = output_cut(outputs.mean, outputs.covariance, output_maps(model, arch))
     keys = scores.keys.repeat_interleave(arch.n_heads // arch.n_kv_heads, dim=1)
@@ -166,6 +162,6 @@ def head_ranks(
         ov=cut.gains,
         qk=(scale.double()[:, None, None] * values).square(),
         share=share,
-        n_tokens=n_tokens,
+        n_tokens=sum(len(encode(model, text).ids) for text in read),
         seed=seed,
     )

@@ -236,7 +236,7 @@ def resize_heads(
 
     Raises:
         InputError: a budget outside (0, 1], or too small for one step; unknown names; a
-            `multiple_of` beyond d_head.
+            `multiple_of` beyond d_head; `calibration` of fewer tokens than d_head.
         UnsupportedError: allocation ``loss`` for a model without a head or one that looks both
             ways; for QK, a rotation that is not modelled exactly.
 

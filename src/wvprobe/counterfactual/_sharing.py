@@ -155,7 +155,8 @@ def share_kv_heads(
         Settings named "3 → 1, svd", and the yardstick ``bf16 rounding``.
 
     Raises:
-        InputError: a number that does not divide the model's; unknown names.
+        InputError: a number that does not divide the model's; unknown names; `calibration` of
+            fewer tokens than d_head.
         ShapeError: `after` is no plan for this model.
         UnsupportedError: latent attention (MLA), whose cache has no heads that could share; a
             rotation that is not modelled exactly.

@@ -8,21 +8,36 @@ from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._progress import progress as progress_bar
+from wvprobe._validate import message
 from wvprobe._validate import texts as checked_texts
 from wvprobe.activations import batches_of, padded
 from wvprobe.adapters import Architecture, Raw, Recipe
 from wvprobe.datasets import load_prose
+from wvprobe.errors import InputError
 from wvprobe.words import encode
 
 Add = Callable[[int, Mapping[str, Tensor], Bool[Tensor, "text pos"]], None]
 
 
 def calibration_texts(
-    model: Any, arch: Architecture, given: str | Sequence[str] | None
+    model: Any, arch: Architecture, given: str | Sequence[str] | None, *, least: int = 1
 ) -> tuple[str, ...]:
-    """Return the texts given, or the paragraphs of the bundled calibration prose that fit."""
+    """Return the texts given, or the paragraphs of the bundled calibration prose that fit.
+
+    Raises:
+        InputError: the texts have fewer tokens than `least` times a head's dimensions. Moments of
+            fewer than there are dimensions leave some open, and what is cut of a head then hangs
+            on the rounding.
+    """
     if given is not None:
-        return tuple(checked_texts(given))
+        found = tuple(checked_texts(given))
+        needed = least * max(arch.d_head, arch.d_head_v)
+        count = sum(len(encode(model, text).ids) for text in found)
+        if count < needed:
+            hint = "Give many times as many, or None for the bundled prose."
+            expected = f"of at least {needed} tokens in all ({least} times a head's width)"
+            raise InputError(message("texts", expected, f"{count} of them", hint))
+        return found
     prose = load_prose("calibration")
     if arch.n_ctx is None:
         return prose
