@@ -66,7 +66,7 @@ def test_help_names_the_subcommands(capsys):
     assert "--debug" in out
 
 
-COMMANDS = "models report audit circuits scores budget payload drift".split()
+COMMANDS = "models report audit circuits scores budget payload drift capture".split()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -63,7 +63,8 @@ def together(value: Any, device: torch.device) -> Any:
     Layers of a model that is spread over several devices have theirs each.
     """
     if isinstance(value, Tensor):
-        return value.to(device)
+        # A model of a checkpoint that is read layer by layer has its other weights nowhere.
+        return value if device.type == "meta" else value.to(device)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(together(part, device) for part in value))
     if isinstance(value, tuple | list):
