@@ -189,6 +189,7 @@ def test_a_worker_that_sees_another_folder_is_refused(begun, tmp_path):
         Worker(order).write(0)
 
 
+@pytest.mark.slow
 def test_a_batch_that_kills_worker_after_worker(begun, monkeypatch, tmp_path):
     order = begun()
 

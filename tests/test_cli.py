@@ -488,6 +488,7 @@ class TestReport:
         assert code == 2 and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_payload_lists_heads_and_the_division_of_labour(capsys, tmp_path):
     code, out, err = run(
         capsys,

@@ -121,7 +121,9 @@ def test_a_head_made_to_look_evenly_has_no_routing():
     assert float(others.min()) > 1e-3
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "bert"))]
+)
 def test_pairs_have_one_word_at_one_place_in_texts_of_one_length(family, tiny):
     model = tiny(family)
     causal = adapters.architecture(model).causal

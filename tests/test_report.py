@@ -458,6 +458,7 @@ def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(
     assert "context_dependence(model, text_a, text_b" in page
 
 
+@pytest.mark.slow
 def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say(small_sizes):
     model = tiny_model("llama", num_hidden_layers=12)
     claim = next(claim for claim in CLAIMS if claim.id == "2.3")

@@ -40,6 +40,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_it_gives_what_single_calls_give(one_thread):
     found = wvprobe.sweep(wvprobe.context_dependence, MODELS, ARGUMENTS, n_jobs=1)
     check(found)

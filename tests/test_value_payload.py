@@ -356,6 +356,7 @@ def test_a_planted_direction_is_found_in_the_head_that_carries_it():
     assert again.scores["accuracy"][0] > 0.9 > again.scores["accuracy"][1] + 0.2
 
 
+@pytest.mark.slow
 def test_no_head_beats_its_references_on_shuffled_labels(tiny):
     """At a level of .05 a family of heads may do so in one of twenty; five families, none."""
     data = load_senses()
