@@ -37,7 +37,7 @@ def head_parts(
 
 def layer_weight_parts(model: Any, arch: Architecture, layers: Sequence[int]) -> dict[str, Any]:
     """Return the fields that are weights of layers, stacked, and the latents behind them."""
-    found, latent = together(_layers(model, arch, layers), embedding_table(model).device)
+    found, latent = _in_one_place(model, _layers(model, arch, layers))
     stacked = {name: _stack(found, name, arch) for name in PER_LAYER}
     check_shapes(stacked, layers)
     return {**stacked, "latent": latent}
@@ -54,7 +54,16 @@ def layer_fact_parts(model: Any, arch: Architecture, layers: Sequence[int]) -> d
         "norms": tuple(read.attention_norm(model, arch, layer) for layer in layers),
         "post_norms": tuple(read.post_attention_norm(model, arch, layer) for layer in layers),
     }
-    return {name: together(each, embedding_table(model).device) for name, each in facts.items()}
+    return {name: _in_one_place(model, each) for name, each in facts.items()}
+
+
+def _in_one_place(model: Any, value: Any) -> Any:
+    """Return what was read of layers on the embedding's device.
+
+    A checkpoint that is read layer by layer has its embedding on none.
+    """
+    device = embedding_table(model).device
+    return value if device.type == "meta" else together(value, device)
 
 
 def together(value: Any, device: torch.device) -> Any:
@@ -63,8 +72,7 @@ def together(value: Any, device: torch.device) -> Any:
     Layers of a model that is spread over several devices have theirs each.
     """
     if isinstance(value, Tensor):
-        # A model of a checkpoint that is read layer by layer has its other weights nowhere.
-        return value if device.type == "meta" else value.to(device)
+        return value.to(device)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(together(part, device) for part in value))
     if isinstance(value, tuple | list):
@@ -90,7 +98,7 @@ def outside_parts(
         "W_pos": None if positions is None else at_least_float32(positions),
     }
     check_shapes({name: table for name, table in embeddings.items() if table is not None})
-    head = together(read.unembedding(model, arch), embedding_table(model).device)
+    head = _in_one_place(model, read.unembedding(model, arch))
     if tables and isinstance(head, read.Unembedding):
         check_finite("W_U", head.weight, ("d_vocab", "d_model"))
     return {
