@@ -76,15 +76,23 @@ def run(made: Any, folder: Path, timeout: int = 7200) -> None:
         # tqdm misses its widgets, which no file could show.
         "PYTHONWARNINGS": "ignore:IProgress not found",
     }
-    client = NotebookClient(
-        made,
-        timeout=timeout,
-        kernel_name="python3",
-        extra_arguments=["--log-level=ERROR"],  # it warns of ports, which are this machine's own
-        record_timing=False,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    client.execute(env=environment)
+    for last in (False, False, True):
+        client = NotebookClient(
+            made,
+            timeout=timeout,
+            kernel_name="python3",
+            # It warns of ports, which are this machine's own.
+            extra_arguments=["--log-level=ERROR"],
+            record_timing=False,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        try:
+            client.execute(env=environment)
+            return
+        except RuntimeError as error:
+            # Two kernels that start at once may choose one port: the one that loses starts again.
+            if last or "before replying" not in str(error):
+                raise
 
 
 def outputs(made: Any) -> Iterator[Any]:
