@@ -81,6 +81,22 @@ def tiny() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
+def small_config() -> Any:
+    """Return the config of a small Llama that transformers itself builds, for checkpoints."""
+    import transformers
+
+    return transformers.LlamaConfig(
+        vocab_size=409,
+        hidden_size=42,
+        intermediate_size=53,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=14,
+    )
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Any:
     """Return SmolLM2-135M, a decoder; whoever uses it is marked ``real_model``."""
     import wvprobe

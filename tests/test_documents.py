@@ -156,6 +156,26 @@ def test_readme_has_one_short_example_that_ends_in_a_number(tmp_path, monkeypatc
     assert -1.0 <= float(last) < 0.999  # the two vectors have parted by the last layer
 
 
+def test_names_beside_the_neighbours_are_there():
+    """Those of wvprobe and TransformerLens; the others are not installed."""
+    from transformer_lens import ActivationCache, head_detector, patching
+    from transformer_lens.model_bridge import TransformerBridge
+
+    import wvprobe
+
+    model = wvprobe.load("tiny:llama", audit=False)
+    places = (TransformerBridge, ActivationCache, head_detector, patching, model.blocks[0].attn)
+    table = (
+        README.read_text(encoding="utf-8").split("## Beside its neighbours")[1].split("\n## ")[0]
+    )
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| ")]
+    ours = [name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[2])]
+    theirs = [name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[3])]
+    assert len(ours) >= 10 and set(ours) <= set(wvprobe.__all__)
+    assert len(theirs) >= 8
+    assert not [name for name in theirs if not any(hasattr(place, name) for place in places)]
+
+
 def rows_of(text: str) -> Iterator[list[str]]:
     """Yield the cells of a page's table rows that have code in their second column."""
     for line in text.splitlines():

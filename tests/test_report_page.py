@@ -170,7 +170,9 @@ def test_all_numbers_are_saved(open_page, small_report):
 @pytest.mark.parametrize("families", PAGES, ids="+".join)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(families, scheme, open_page):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
     page = open_page(families, color_scheme=scheme)
     draw_all(page)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")

@@ -27,21 +27,12 @@ def test_every_fault_has_its_tests_and_they_are_there():
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_a_model_made_for_sdpa_shows_its_attention(kernel):
+def test_a_model_made_for_sdpa_shows_its_attention(kernel, small_config):
     """That kernel gives no weights; what is read is what an eager model computes."""
-    config = transformers.LlamaConfig(
-        vocab_size=409,
-        hidden_size=42,
-        intermediate_size=53,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=14,
-    )
     torch.manual_seed(0)
-    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=kernel)
+    made = transformers.AutoModelForCausalLM.from_config(small_config, attn_implementation=kernel)
     assert made.config._attn_implementation == kernel
-    reference = transformers.LlamaForCausalLM(config)
+    reference = transformers.LlamaForCausalLM(small_config)
     reference.load_state_dict(made.state_dict())
     reference.set_attn_implementation("eager")
     model = load(made.eval(), tokenizer=tiny_tokenizer("llama"))

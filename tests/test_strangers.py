@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from wvprobe.errors import ModelFileError, UnsupportedError
 from wvprobe.heads import HeadWeights
@@ -21,18 +22,9 @@ HUGE = 2**50
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory) -> Path:
+def honest(small_config, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("honest") / "checkpoint"
-    config = transformers.LlamaConfig(
-        vocab_size=409,
-        hidden_size=42,
-        intermediate_size=53,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=14,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.LlamaForCausalLM(small_config).save_pretrained(folder)
     tiny_tokenizer("llama").save_pretrained(folder)
     return folder
 
@@ -152,6 +144,15 @@ def test_sizes_that_are_none(size, asked, read, folder):
     edit(folder / "config.json", **{size: asked})
     with pytest.raises((ModelFileError, UnsupportedError)):
         read(folder)
+
+
+def test_a_small_file_beside_the_weights_is_no_lie(folder):
+    """Its one tensor is fewer than the layers, whose weights are in another format."""
+    path = folder / "model.safetensors"
+    torch.save(load_file(path), folder / "pytorch_model.bin")
+    path.unlink()
+    save_file({"adapter": torch.zeros(1)}, folder / "adapter.safetensors")
+    assert load(folder).cfg.n_layers == 2
 
 
 def text(value: bytes) -> bytes:

@@ -250,6 +250,8 @@ def _refuse_sizes_without_weights(config: Any, where: str | Path, name: str) -> 
     """Raise where a config wants more than its files can hold, before that much is built."""
     if not isinstance(where, Path) or not list(where.glob("*.safetensors*")):
         return
+    if list(where.glob("pytorch_model*.bin*")) and not list(where.glob("model*.safetensors*")):
+        return  # the weights are in these, and safetensors files beside them something else's
     files = Shards(where, "").files
     n_bytes = sum(path.stat().st_size for path in set(files.values()))
     text = config.get_text_config()
