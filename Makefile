@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE := 1
 # Threads that spin while they wait make small forwards many times slower on a shared core.
 export OMP_WAIT_POLICY := passive
+# Without bytecode every process would compile wvprobe anew, and tests start many.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The stamp is written last, so an interrupted installation leaves none. Its name is a checksum
 # of what was installed and where: the virtual environment does not survive being moved.
@@ -90,7 +92,8 @@ $(STAMP): $(BROKEN)
 	    echo 'wvprobe: creating $(VENV) with PyTorch and the rest (2 GB and more, once)' \
 	    && $(PYTHON) -m venv --clear $(VENV); \
 	fi
-	@$(BIN)/python -m pip install --no-input --disable-pip-version-check --log $(LOG) \
+	@# Bytecode is written when a module is first imported: most modules never are.
+	@$(BIN)/python -m pip install --no-input --no-compile --disable-pip-version-check --log $(LOG) \
 	    -c constraints.txt -e '.[dev]' \
 	|| if grep -qE '$(UNREACHABLE)' $(LOG); then \
 	    $(call fail,the package index could not be reached. Check the network or set PIP_INDEX_URL to an index that answers$(comma) then run make again.) \

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,7 @@ hypothesis.settings.load_profile("repeatable")
 
 REPOSITORY = Path(__file__).parent.parent
 
-# Families all of whose parts some other family has, too: tests of all families run on these in a
-# round of their own, `pytest -m family`, which continuous integration goes through.
+# Families all of whose parts some other family has, too.
 KIN = {
     "opt",  # learned positions and biases, as gpt2
     "phi",  # a parallel block, part of a head rotary, as gpt_neox
@@ -30,7 +30,7 @@ KIN = {
     "qwen2",  # rotary with biases, as gpt_neox
     "qwen3",  # normed queries and keys, as gemma3
 }
-EVERY_FAMILY = 5  # a test of so many families has others beside the kin
+FEW = 3  # families of each test that `make test` runs; one test's are not another's
 
 # Small matrices gain nothing from more threads, and runs take alike on small and large machines.
 # Workers side by side have a core each.
@@ -38,15 +38,27 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the kin out of what `make test` runs of the tests of all families."""
+    """Leave most families of each test to the round of `pytest -m ci`."""
     families: dict[str, set[str]] = {}
-    named = [item for item in items if isinstance(item, pytest.Function) and _family(item)]
+    quick = [item for item in items if item.get_closest_marker("slow") is None]
+    named = [item for item in quick if isinstance(item, pytest.Function) and _family(item)]
     for item in named:
         families.setdefault(_test(item), set()).add(_family(item))
     for item in named:
-        if _family(item) in KIN and len(families[_test(item)]) >= EVERY_FAMILY:
-            item.add_marker(pytest.mark.family)
+        if _family(item) not in _few(_test(item), families[_test(item)]):
+            item.add_marker(pytest.mark.ci)
+    for item in items:
+        if item.get_closest_marker("ci"):
             item.add_marker(pytest.mark.slow)
+
+
+def _few(test: str, families: set[str]) -> list[str]:
+    """Return a few of a test's families, the same in every run, kin last."""
+
+    def drawn(family: str) -> tuple[bool, int]:
+        return family in KIN, zlib.crc32(f"{test} {family}".encode())
+
+    return sorted(families, key=drawn)[:FEW]
 
 
 def _family(item: pytest.Function) -> str:

@@ -31,6 +31,7 @@ def test_more_seeds_pass(family, seed):
     assert result.ok and result.to_frame()["error"].max() < 1e-4, result.to_frame().to_string()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["gpt2", "qwen2", "gemma2", "bert"])
 def test_other_precisions_pass(family, dtype):

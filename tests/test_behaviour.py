@@ -303,6 +303,7 @@ def test_wrong_inputs(tiny):
         head_behaviour(large, length=450)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     """Heads that stand out on both default models."""

@@ -353,6 +353,7 @@ class TestDrift:
         few[columns].to_csv(path, index=False)
         return str(path)
 
+    @pytest.mark.slow
     def test_words_of_a_file(self, capsys, senses, tmp_path):
         from wvprobe._types import Result
         from wvprobe.contextual_drift import DriftResult, drift

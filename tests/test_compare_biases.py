@@ -212,6 +212,7 @@ class TestTasks:
                 others = [answer for answer in range(5) if answer != start]
                 assert by_start[start, start] == 0 and len(by_start[start, others].unique()) == 1
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("task", tasks(2, 6, 1)[:2], ids=lambda task: task.name)
     def test_a_bag_of_tokens_tells_nothing(self, task):
         """Held-out loss is no less than without a look; single tokens are at chance in all."""
@@ -333,6 +334,7 @@ class TestTraining:
         assert not torch.equal(asked.marks[0], asked.marks[1])
         assert not torch.equal(asked.marks, one._draw("held out 0", 30).marks)
 
+    @pytest.mark.slow
     def test_look_ups_are_learnt(self):
         """Untrained models are at chance; some hundred steps teach two look-ups."""
         breadth, depth = Task("breadth", 2, 1, 5, 8), Task("depth", 1, 2, 5, 8)

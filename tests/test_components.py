@@ -152,6 +152,7 @@ def test_streams_that_are_not_there(tiny):
         stream_components(tiny("llama"), TEXT, layer=4)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     for model, layer in ((smollm2, 30), (minilm, 6)):

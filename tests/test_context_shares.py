@@ -301,6 +301,7 @@ def test_texts_that_are_rotated_otherwise_are_refused():
         context_dependence(model, TEXTS[0], longer, query="bank", key="river")
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     for model in (smollm2, minilm):

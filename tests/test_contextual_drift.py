@@ -82,6 +82,7 @@ def test_baseline_equals_brute_force_and_follows_the_seed(tiny):
     assert distance == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_word_that_the_set_lacks_is_held_against_all_words(baseline, tiny, monkeypatch):
     texts = ("The boat is closed.", "He keeps a boat on the river.")
     result = drift_pair(tiny("gpt2"), *texts, word="boat", baseline=baseline)

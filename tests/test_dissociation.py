@@ -155,6 +155,7 @@ def test_prose_has_the_length_asked_for(family, tiny):
         prose_of_length(model, 31, 10_000, _generator())
 
 
+@pytest.mark.slow
 def test_bundled_pairs_with_their_control(tiny, tmp_path):
     model = tiny("qwen2")
     found = double_dissociation(model, n_pairs=30, layers=1, seed=3)
@@ -225,6 +226,7 @@ def test_pairs_of_ones_own(tiny):
         double_dissociation(broken, PAIRS)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     """In most heads values move the destination more, and patterns where its output comes from."""

@@ -127,7 +127,7 @@ def given(tiny: Any) -> dict[str, Any]:
     return {"torch": torch, "wvprobe": wvprobe, "model": model, "heads": heads}
 
 
-@pytest.mark.slow  # one of .ci/run's rounds
+@pytest.mark.ci
 @pytest.mark.parametrize("path", [path for path in SHOWN if ">>>" in own_doc(PUBLIC[path])])
 def test_example_runs(path, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -110,7 +110,7 @@ def run(document: Document) -> Iterator[Any]:
         yield example
 
 
-@pytest.mark.slow  # one of .ci/run's rounds, and so are the next
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "page", [pytest.param(p, id=name_of(p), marks=MARKS.get(name_of(p), [])) for p in PAGES[1:]]
 )
@@ -120,7 +120,7 @@ def test_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
     assert len(list(run(document))) == len(languages(page))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("source", ["tiny:qwen2", "tiny:bert"])
 def test_tutorial_runs_on_another_model(source, tmp_path, monkeypatch):
     """Its numbers are then others, so that blocks of text are left out."""
@@ -184,7 +184,7 @@ def rows_of(text: str) -> Iterator[list[str]]:
             yield [cell.strip("`") if cell.endswith("`") else cell for cell in cells]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_rows_of_coming_from_hold():
     """Code for wvprobe runs; TransformerLens's too, and gives the same numbers where it is said."""
     page = DOCS / "coming-from.md"

@@ -476,6 +476,7 @@ def test_other_precisions(dtype):
         assert float((ours - theirs).norm() / theirs.norm()) < rough, name
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     texts = ("The bank by the river was muddy.", "The bank in the city was closed.")

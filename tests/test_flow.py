@@ -276,6 +276,7 @@ def test_figures_show_a_head_beside_its_twin(tiny):
     assert len(figure(value_flow(tiny("bert"), TEXT)).data) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models(smollm2, minilm):
     found = value_flow(smollm2, "a power bank dropped into the river.", layer=8)

@@ -111,7 +111,7 @@ def first(name: str) -> Any:
 
 
 LONG = {"erase"}  # a few seconds
-SHORT = [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in MEASURES]
+SHORT = [pytest.param(n, marks=pytest.mark.slow if n in LONG else pytest.mark.ci) for n in MEASURES]
 
 
 @pytest.mark.parametrize("name", SHORT)

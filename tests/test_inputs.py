@@ -78,6 +78,7 @@ def test_frame_and_figure(tiny):
     assert f"n = {found.n}" in title
 
 
+@pytest.mark.slow
 def test_the_bundled_prose_is_the_default(tiny):
     model = tiny("gpt2", n_positions=1024)
     whole, short = mean_input(model, progress=False), mean_input(model, TEXTS)

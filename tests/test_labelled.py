@@ -348,7 +348,9 @@ def check_treebank(model, data, limit):
     return found
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(f, marks=pytest.mark.ci) for f in ("gpt2", "bert"))]
+)
 def test_a_treebank_on_tiny_tokenizers(family, tiny, shared_data):
     data = load_conllu(shared_data / "ud_english_ewt" / "en_ewt-ud-dev.conllu")
     # Tiny tokenizers write most words letter by letter, beyond the tiny models' context.
@@ -367,6 +369,7 @@ def test_a_treebank_on_real_models(smollm2, minilm, shared_data):
     assert all(0 < lost < 0.03 * 25_000 for lost in by_model.values()), by_model
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_many_words_of_a_treebank_are_read_in_few_forwards(smollm2, shared_data):
     data = load_conllu(shared_data / "ud_english_ewt" / "en_ewt-ud-dev.conllu")

@@ -241,6 +241,7 @@ def test_figures_stay_light_for_long_texts_and_many_heads(tiny):
     assert len(lines) == 60  # the strongest of thousands below the level
 
 
+@pytest.mark.slow
 def test_nothing_is_chosen_for_the_callers_notebook():
     """Renderer and template are the caller's: one set at import leaves figures blank elsewhere."""
     script = """

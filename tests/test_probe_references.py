@@ -200,6 +200,7 @@ def test_labels_permuted_within_strata_keep_what_strata_carry():
         within_strata(strata.tolist(), strata.tolist())
 
 
+@pytest.mark.slow
 def test_no_head_beats_its_references_on_shuffled_labels():
     """Family-wise: in no more than 5 % of the worlds does any head get p < .05."""
     worlds, found = 60, {"haar": 0, "majority": 0, "permutation": 0}

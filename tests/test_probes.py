@@ -196,6 +196,7 @@ def test_features_in_their_own_units_are_penalised_there():
     np.testing.assert_allclose(found.coefficients[1, 0], model.coef_, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_the_penalty_is_chosen_inside_each_fold():
     """By the loss in folds of the training items alone, and not by what is held out."""
     X, y, groups = labelled(sites=(2,), strength=0.3)

@@ -90,11 +90,12 @@ def test_all_claims_are_there_each_with_a_rule():
 
 
 FAMILIES = [
-    "llama",
-    *(pytest.param(f, marks=pytest.mark.slow) for f in ("bert", "phi", "bloom", "deepseek_v3")),
+    *(pytest.param(f, marks=pytest.mark.ci) for f in ("llama", "bert")),
+    *(pytest.param(f, marks=pytest.mark.slow) for f in ("phi", "bloom", "deepseek_v3")),
 ]
 
 
+@pytest.mark.xdist_group("report")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_report_is_written(family, small_report):
     written = small_report(family)
@@ -434,7 +435,8 @@ class TestVerdicts:
         assert sum(uneven_widths(576, 9)) == 576 and len(set(uneven_widths(576, 9))) == 9
 
 
-@pytest.mark.slow  # continuous integration runs it none the less
+@pytest.mark.ci
+@pytest.mark.xdist_group("report")
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_the_lines_of_python_on_the_page_give_the_numbers_on_it(
     family, tiny, small_report, small_treebank
@@ -471,6 +473,7 @@ def test_growth_is_judged_of_a_deep_model_as_its_lines_of_python_say(small_sizes
     assert claim.judge(Measured(tiny_model("llama"))).verdict == "not testable here"
 
 
+@pytest.mark.slow
 def test_a_quick_report_holds_its_training_underpowered(tiny):
     claim = next(claim for claim in CLAIMS if claim.id == "3.2")
     finding = claim.judge(Measured(tiny("llama")))

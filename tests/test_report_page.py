@@ -10,14 +10,18 @@ from typing import Any
 import pandas
 import pytest
 
-pytestmark = pytest.mark.slow
+# They read the same pages, which one process writes.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("report")]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 # GQA, an encoder, latent attention; and two models on one page.
-PAGES = [("deepseek_v3",), ("llama", "bert")]
+PAGES = [
+    ("deepseek_v3",),
+    pytest.param(("llama", "bert"), marks=pytest.mark.ci),
+]
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -128,6 +132,7 @@ def test_headings_are_in_order_and_figures_have_names(families, open_page):
     assert verdicts.locator("th:not([scope])").count() == 0
 
 
+@pytest.mark.ci
 def test_a_table_is_saved_as_it_is_in_the_frame(open_page, small_report):
     written = small_report("llama")
     page = open_page(("llama",))
@@ -148,6 +153,7 @@ def test_a_table_is_saved_as_it_is_in_the_frame(open_page, small_report):
     assert [list(row.values()) for row in rows] == expected["rows"]
 
 
+@pytest.mark.ci
 def test_all_numbers_are_saved(open_page, small_report):
     written = small_report("llama", "bert")
     page = open_page(("llama", "bert"))
@@ -186,6 +192,7 @@ def test_axe_finds_nothing_serious(families, scheme, open_page):
     assert not serious
 
 
+@pytest.mark.ci
 def test_dark_and_light_are_chosen_while_the_page_is_open(open_page):
     page = open_page(("llama",), color_scheme="light")
     draw_all(page)
@@ -198,6 +205,7 @@ def test_dark_and_light_are_chosen_while_the_page_is_open(open_page):
     assert light == ("rgb(31, 41, 51)", "rgb(255, 255, 255)")
 
 
+@pytest.mark.ci
 def test_on_paper_everything_is_open_and_on_white(open_page):
     page = open_page(("llama",), color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -97,6 +97,7 @@ def test_wrong_inputs(tiny):
         sense_map(tiny("llama"), "bank", dataset=one)
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_real_models_tell_the_senses_of_bank_apart(smollm2, minilm):
     for model in (smollm2, minilm):

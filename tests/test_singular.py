@@ -423,6 +423,7 @@ class TestSingularVectors:
                 assert max(double.distance(exact, number)) < 1 / 25
 
 
+@pytest.mark.slow
 @pytest.mark.real_model
 def test_spectra_of_smollm2(smollm2):
     heads = HeadWeights.from_model(smollm2, fold_norm=False)

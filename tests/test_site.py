@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 API = REPOSITORY / "docs" / "api"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ci
 
 
 @pytest.fixture(scope="module")

@@ -380,7 +380,9 @@ for moment in range(moments):
 """
 
 
-@pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "moments", [pytest.param(3, marks=pytest.mark.ci), pytest.param(20, marks=pytest.mark.slow)]
+)
 def test_killed_at_random_moments(moments, tmp_path):
     """SIGKILL, once or twice, then once more to the end: the same files, byte for byte."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -55,6 +55,7 @@ def test_seeds_differ_and_the_callers_random_state_is_left_alone():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.slow
 def test_another_process_builds_the_same_model(tiny):
     code = (
         "from wvprobe.testing import tiny_model; from wvprobe.adapters import weight_hash;"

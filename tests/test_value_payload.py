@@ -497,6 +497,7 @@ def test_what_values_drop_is_held_against_what_random_projections_drop(tiny):
         payload(tiny("deepseek_v3"), sentences(40), null_draws=3, **given)
 
 
+@pytest.mark.slow
 def test_a_reinitialised_model_is_another_of_the_same_kind(tiny):
     for family in ("llama", "bert", "gpt2"):
         model = tiny(family)

@@ -187,7 +187,7 @@ def alternatives(result: Alternatives) -> go.Figure:
 def attention_times(result: AttentionTimes) -> go.Figure:
     """Median times over d_head with quartiles, a line a kernel, over the floor."""
     frame = result.to_frame()
-    panels = list(frame.groupby(["device", "direction"], sort=False).groups)
+    panels = [key for key, _ in frame.groupby(["device", "direction"], sort=False)]
     titles = [f"{direction} on {device}" for device, direction in panels]
     drawn = make_subplots(1, len(panels), subplot_titles=titles, shared_yaxes=True)
     for column, (device, direction) in enumerate(panels, start=1):
