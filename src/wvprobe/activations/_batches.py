@@ -8,9 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from wvprobe import adapters
-from wvprobe._validate import message
+from wvprobe._validate import length
 from wvprobe.adapters import Architecture
-from wvprobe.errors import InputError
 
 # Tokens of one automatic batch: enough to make each call worth its overhead, few enough for memory.
 _BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384, "mps": 4_096}
@@ -38,9 +37,9 @@ def batches_of(
 
     No two items whose padding would change their numbers come together.
     """
-    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    if batch_size != "auto" and not (whole and batch_size >= 1):
-        raise InputError(message("batch_size", "'auto' or an int of at least 1", batch_size))
+    automatic = isinstance(batch_size, str) and batch_size == "auto"
+    if not automatic:
+        batch_size = length("batch_size", batch_size)
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     # Where frequencies depend on the length, a longer text in the batch would change a shorter's.
     regime = adapters.length_regime(model, arch)
@@ -50,7 +49,7 @@ def batches_of(
     start = 0
     while start < len(order):
         longest, first = lengths[order[start]], regimes[order[start]]
-        size = max(1, budget // longest) if batch_size == "auto" else int(batch_size)
+        size = max(1, budget // longest) if automatic else batch_size
         together = order[start : start + size]
         if model.cfg.dtype not in PADDED_DTYPES:
             together = [i for i in together if lengths[i] == longest]
