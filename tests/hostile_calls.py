@@ -64,6 +64,10 @@ class Things:
         return encode(self.model, TEXT)
 
     @cached_property
+    def whole(self) -> Any:
+        return wvprobe.capture(self.model, TEXT, "v")["v"]
+
+    @cached_property
     def x(self) -> Any:
         return torch.randn(24, 2, 5, generator=torch.Generator().manual_seed(0))
 

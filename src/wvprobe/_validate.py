@@ -94,7 +94,7 @@ def finite(
     real = isinstance(value, Real) and not isinstance(value, bool)
     if not (real and math.isfinite(value) and above < value and least <= value <= most):  # pyright: ignore[reportArgumentType, reportOperatorIssue]
         bounds = [f"above {above:g}"] * (above > -math.inf)
-        bounds += [f"at least {least:g}"] * (least > -math.inf)
+        bounds += [f"of at least {least:g}"] * (least > -math.inf)
         bounds += [f"at most {most:g}"] * (most < math.inf)
         expected = "a finite number" + " and".join(f" {bound}" for bound in bounds)
         raise InputError(message(name, expected, value))

@@ -8,9 +8,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from wvprobe import adapters
-from wvprobe._validate import length
+from wvprobe._validate import length, message
 from wvprobe.adapters import Architecture
+from wvprobe.errors import InputError
 
+_LOAD = "Load its weights."
 # Tokens of one automatic batch: enough to make each call worth its overhead, few enough for memory.
 _BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384, "mps": 4_096}
 # In float64 transformers' mask value, and in float16 mask value plus score, overflows the softmax
@@ -21,7 +23,13 @@ PADDED_DTYPES = (torch.float32, torch.bfloat16)
 def padded(
     tokens: Sequence[Sequence[int]], device: Any
 ) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row pos"]]:
-    """Return token ids padded on the right with 0, and their mask: 1 for tokens, 0 for padding."""
+    """Return token ids padded on the right with 0, and their mask: 1 for tokens, 0 for padding.
+
+    Raises:
+        InputError: the device is ``meta``, which holds no numbers.
+    """
+    if torch.device(device).type == "meta":
+        raise InputError(message("model", "one with numbers", "one on device 'meta'", _LOAD))
     lengths = torch.tensor([len(own) for own in tokens])
     ids = torch.zeros(len(tokens), int(lengths.max()), dtype=torch.long)
     for row, own in enumerate(tokens):

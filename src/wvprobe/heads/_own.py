@@ -30,11 +30,14 @@ def own_fields(
 ) -> dict[str, Any]:
     """Return every field of HeadWeights; see :meth:`HeadWeights.from_tensors`."""
     tensors = {
-        name: at_least_float32(floating(name, one, HEAD_AXES[name]).detach())
+        name: at_least_float32(_tensor(name, one).detach())
         for name, one in given.items()
         if one is not None or name in ("W_Q", "W_K", "W_V", "W_O")
     }
     sizes = check_shapes(tensors)
+    for axis, size in sizes.items():
+        if size < 1:
+            raise ShapeError(f"the axis {axis} must be at least 1 long. Got {size} instead.")
     if sizes["head"] % sizes["kv_head"]:
         raise ShapeError(
             f"`W_Q` has {sizes['head']} heads and `W_K` {sizes['kv_head']}: the number of "
@@ -73,6 +76,16 @@ def own_fields(
         "tokenizer": tokenizer,
         "provenance": Provenance.of(name, ""),
     }
+
+
+def _tensor(name: str, given: object) -> Tensor:
+    if not isinstance(given, Tensor):
+        expected = f"a tensor [{', '.join(HEAD_AXES[name])}]"
+        hint = "torch.from_numpy makes one of an array."
+        raise InputError(message(name, expected, type(given).__name__, hint))
+    if not given.is_floating_point():
+        raise InputError(message(name, "of floating numbers", str(given.dtype)))
+    return given
 
 
 def _scales(

@@ -12,6 +12,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._decompositions import svd
 from wvprobe._progress import progress as progress_bar
+from wvprobe._shapes import check_there
 from wvprobe._validate import at_least, finite, instance, length, listed, message, one_of
 from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import Activations, StoredActivations, checked_pool, read_sites
@@ -414,6 +415,7 @@ class _Run:
 def embeddings(model: Any, items: Items, pool: str) -> Float[Tensor, "item d_model"]:
     """Return each word's token embedding as stored, its tokens pooled as the sites' were."""
     table = adapters.embedding_table(model).detach()
+    check_there("W_E", table)
     known = {text: encode(model, text, prepend_bos=items.prepend_bos).ids for text in items.texts}
     found = []
     for span in items.spans:
