@@ -455,7 +455,7 @@ def test_arguments_are_checked():
         fit_probes(X, y, method="logit")
     with pytest.raises(InputError, match="needs no probabilities"):
         fit_probes(X, y, method="least_squares", score="cross_entropy")
-    with pytest.raises(InputError, match="`n_permutations` must be an int of at least 0"):
+    with pytest.raises(InputError, match="`n_permutations` must be an int of 0 or more"):
         fit_probes(X, y, n_permutations=-1)
 
 

@@ -275,9 +275,9 @@ def characters_at(encoding: Encoding, start: int, end: int) -> WordSpan:
         (' river',)
     """
     _check_encoding(encoding)
-    start, end = at_least("start", start), at_least("end", end)
     text = encoding.text
-    inside = 0 <= start < end <= len(text)
+    whole = all(isinstance(at, Integral) and not isinstance(at, bool) for at in (start, end))
+    inside = whole and 0 <= start < end <= len(text)
     if not inside or text[start:end] != text[start:end].strip():
         expected = f"a place in the {len(text)} characters of {_short(text)}, no space at its ends"
         raise InputError(message("start..end", expected, f"{start}..{end}"))

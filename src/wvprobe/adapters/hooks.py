@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wvprobe._validate import message
 from wvprobe.adapters.boot import require_head
 from wvprobe.adapters.rotation import fresh_rotation
 from wvprobe.adapters.structure import Architecture, first_position, has
@@ -151,10 +152,9 @@ def _check_finite(model: Any, site: str, layer: int, value: Tensor) -> None:
     """
     # A sum is NaN or infinite where anything in it is; in half precision others can be, too.
     if not math.isfinite(float(value.detach().sum())) and not bool(value.isfinite().all()):
-        raise InputError(
-            f"{site} of layer {layer} in {model.cfg.model_name} holds NaN or infinity. Look at the "
-            "checkpoint; if it is in half precision, load it in float32."
-        )
+        got = f"NaN or infinity in {site} of layer {layer} of {model.cfg.model_name}"
+        hint = "Look at the checkpoint; if it is in half precision, load it in float32."
+        raise InputError(message("model", "one whose streams are finite", got, hint))
 
 
 def depth() -> int:
