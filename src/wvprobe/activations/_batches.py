@@ -57,7 +57,7 @@ def batches_of(
     start = 0
     while start < len(order):
         longest, first = lengths[order[start]], regimes[order[start]]
-        size = max(1, budget // longest) if automatic else batch_size
+        size = max(1, budget // longest) if automatic else int(batch_size)
         together = order[start : start + size]
         if model.cfg.dtype not in PADDED_DTYPES:
             together = [i for i in together if lengths[i] == longest]
