@@ -187,3 +187,10 @@ def test_any_seed_draws_the_same_again_or_is_refused(seed):
         assert not 0 <= seed < 2**32
         return
     assert 0 <= seed < 2**32 and torch.equal(one, other)
+
+
+def test_vectors_of_nothing_are_no_distance_apart():
+    from wvprobe.contextual_drift import normalised_distance
+
+    apart = normalised_distance(torch.zeros(2, 3), torch.tensor([[0.0, 0, 0], [0, 2, 0]]))
+    assert apart.tolist() == [0.0, 2.0]
