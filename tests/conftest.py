@@ -2,8 +2,9 @@
 
 import itertools
 import os
+import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ def _family(item: pytest.Function) -> str:
 
 def _test(item: pytest.Function) -> str:
     return item.nodeid.partition("[")[0]
+
+
+@pytest.fixture
+def as_it_is_used() -> Iterator[None]:
+    """Leave annotations unchecked, as they are for whoever uses the library, and warnings be.
+
+    What a function does not refuse itself then comes out of torch, and a test can see it.
+    """
+    import jaxtyping
+
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture(scope="session")

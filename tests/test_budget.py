@@ -384,7 +384,7 @@ class TestArithmetic:
             ({"n_heads": 7, "kv_rank": 3, "n_kv_heads": 1}, "`n_kv_heads` must be 7"),
             ({"n_heads": 7, "kv_rank": 3, "qk_norm": True}, "`qk_norm` must be False"),
             ({"n_heads": 7, "biases": "QX"}, "`biases` must be one of 'Q', 'K', 'V', 'O'"),
-            ({"n_heads": 7, "rest": -1}, "`rest` must be at least 0"),
+            ({"n_heads": 7, "rest": -1}, "`rest` must be an int of at least 0"),
         ],
     )
     def test_wrong_sizes_are_refused(self, numbers, told):

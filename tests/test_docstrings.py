@@ -60,11 +60,7 @@ def public() -> dict[str, Any]:
 PUBLIC = public()
 SHOWN = [path for path in PUBLIC if path not in INNER]
 RAISES_NOTHING = {
-    "wvprobe.behaviour.composed_with",
     "wvprobe.budget.known_architectures",
-    "wvprobe.contextual_drift.normalised_distance",
-    "wvprobe.datasets.labelled_senses",
-    "wvprobe.dissociation.moves",
     "wvprobe.models.packaged_models",
     "wvprobe.plotting.script",
     "wvprobe.testing.induction_model",

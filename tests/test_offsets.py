@@ -111,7 +111,7 @@ def test_position_is_what_turns_a_full_circle_in_time():
     assert position([-629]) == pytest.approx(fast + slow)
     assert position([0, 1]) == 0.0  # 1 radian a token closes no circle within 2 π
     assert position([0, 1], wavelength=7) == pytest.approx(fast)
-    with pytest.raises(InputError, match="`wavelength` must be a positive number"):
+    with pytest.raises(InputError, match="`wavelength` must be a finite number above 0"):
         position([0], wavelength=0)
 
 

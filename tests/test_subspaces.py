@@ -176,9 +176,9 @@ def test_arguments_are_checked():
     with pytest.raises(InputError, match="'V', 'OV', 'OQ', 'OK'"):
         subspace_overlap(heads, "QK")
     for energy in (0, 1.5, float("nan")):
-        with pytest.raises(InputError, match="`energy` must be above 0"):
+        with pytest.raises(InputError, match="`energy` must be a finite number above 0"):
             subspace_overlap(heads, "V", energy=energy)
-    with pytest.raises(InputError, match="`n_cosines` must be an int of 0 or more"):
+    with pytest.raises(InputError, match="`n_cosines` must be an int of at least 0"):
         subspace_overlap(heads, "V", n_cosines=-1)
 
 

@@ -442,7 +442,7 @@ def test_what_cannot_be_meant_is_refused(tiny):
         top_tokens(heads, "OV", 0, 0, V)
     with pytest.raises(InputError, match="`role` must be one of 'source', 'logit'"):
         top_tokens(heads, "OV", 0, 0, 3, role="key")
-    with pytest.raises(InputError, match="`k` must be at least 1"):
+    with pytest.raises(InputError, match="`k` must be an int of at least 1"):
         top_tokens(heads, "OV", 0, 0, 3, k=0)
     with pytest.raises(InputError, match="Give one of them"):
         top_tokens(heads, "OV", 0, 0, 3, direction=direction)

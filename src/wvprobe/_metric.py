@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe._decompositions import eigh
+from wvprobe._shapes import check_there
 from wvprobe._validate import message
 from wvprobe.errors import InputError, ShapeError
 
@@ -122,6 +123,7 @@ def _check(name: str, matrix: Any, n_layers: int, d_model: int) -> None:
     if matrix.dtype not in (torch.float32, torch.float64):
         hint = "A covariance is squared data, for which half precision is too coarse."
         raise InputError(message(name, "float32 or float64", str(matrix.dtype), hint))
+    check_there(name, matrix)
     if not bool(torch.isfinite(matrix).all()):
         raise InputError(message(name, "finite", "NaN or infinity"))
     allowed = d_model * torch.finfo(matrix.dtype).eps * float(matrix.abs().max())

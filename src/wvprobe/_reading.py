@@ -24,7 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 from wvprobe._shards import Shards
-from wvprobe._validate import message
+from wvprobe._validate import file_path, message
 from wvprobe.errors import ModelFileError, TokenizerError, UnsupportedError, WvprobeError
 
 
@@ -117,7 +117,7 @@ def read_skeleton(folder: str | Path) -> SkeletonRead:
         ModelFileError: there is no config that transformers reads.
         UnsupportedError: neither a decoder nor an encoder.
     """
-    where, name, options = Path(folder), str(folder), {"local_files_only": True}
+    where, name, options = file_path("folder", folder), str(folder), {"local_files_only": True}
     try:
         auto = _auto_class(where, name, options)
         config = read(AutoConfig, where, **options)

@@ -43,6 +43,7 @@ def check_finite(
         axes: the names of its axes.
         layers: the numbers of the layers on its layer axis; None for 0, 1, …
     """
+    check_there(name, tensor)
     wrong = ~torch.isfinite(tensor)
     if not bool(wrong.any()):
         return
@@ -53,6 +54,44 @@ def check_finite(
     where = ", ".join(f"{_PLACES[axis]} {at}" for axis, at in places.items() if axis in _PLACES)
     hint = f"The first is in {where}. Look at the checkpoint."
     raise InputError(message(name, "finite", "NaN or infinity", hint))
+
+
+def floating(
+    name: str, value: object, axes: Sequence[str], *, batch: bool = False, hint: str = ""
+) -> Tensor:
+    """Return a tensor of finite floating numbers that has these axes, none of them empty.
+
+    Args:
+        name: what messages call it.
+        value: what was given.
+        axes: the names of its axes.
+        batch: whether others may go before them.
+        hint: what to do instead.
+
+    Raises:
+        InputError: it is no such tensor, holds NaN or infinity, or has no numbers (``meta``).
+        ShapeError: it has other axes, or an empty one.
+    """
+    expected = f"[{'…, ' * batch}{', '.join(axes)}]"
+    if not isinstance(value, Tensor):
+        hint = hint or "torch.from_numpy makes one of an array."
+        raise InputError(message(name, f"a tensor {expected}", type(value).__name__, hint))
+    if not value.is_floating_point():
+        raise InputError(message(name, "of floating numbers", str(value.dtype), hint))
+    fits = value.dim() >= len(axes) if batch else value.dim() == len(axes)
+    if not fits or 0 in value.shape:
+        raise ShapeError(message(name, expected, f"shape {list(value.shape)}", hint))
+    check_there(name, value)
+    if not bool(torch.isfinite(value).all()):
+        raise InputError(message(name, "finite", "NaN or infinity", hint))
+    return value
+
+
+def check_there(name: str, tensor: Tensor) -> None:
+    """Raise InputError where a tensor has a shape and no numbers."""
+    if tensor.is_meta:
+        hint = "Load the weights, or make it on another device."
+        raise InputError(message(name, "a tensor with numbers", "one on device 'meta'", hint))
 
 
 def check_shapes(

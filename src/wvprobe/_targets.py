@@ -69,7 +69,7 @@ def token_logits(head: Unembedding, x: Float[Tensor, "*b d_model"]) -> Float[Ten
     logits = torch.cat(tiles, dim=-1)
     if head.bias is not None:
         logits = logits + head.bias.to(logits.dtype)
-    return head.scale * logits
+    return head.scale * check_finite("logits", logits)
 
 
 def log_probs(

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from wvprobe.errors import InputError, ModelFileError
+from wvprobe._validate import file_path
+from wvprobe.errors import DiskSpaceError, InputError, ModelFileError, WvprobeError
 
 if TYPE_CHECKING:
     import pandas
@@ -114,11 +115,15 @@ class Result:
         return import_module("wvprobe.plotting").figure(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the result to the folder `path` as ``tensors.safetensors`` and ``result.json``."""
+        """Write the result to the folder `path` as ``tensors.safetensors`` and ``result.json``.
+
+        Raises:
+            DiskSpaceError: nothing can be written there.
+            InputError: `path` is none.
+        """
         from safetensors.torch import save_file
 
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = file_path("path", path)
         tensors: dict[str, torch.Tensor] = {}
         fields = {
             field.name: _encode(getattr(self, field.name), field.name, tensors)
@@ -129,8 +134,12 @@ class Result:
             "class": f"{type(self).__module__}:{type(self).__qualname__}",
             "fields": fields,
         }
-        save_file(tensors, folder / "tensors.safetensors")
-        (folder / "result.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, folder / "tensors.safetensors")
+            (folder / "result.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        except OSError as error:
+            raise DiskSpaceError(f"cannot write to {folder}: {error}. Name another.") from error
         return folder
 
     @classmethod
@@ -138,40 +147,94 @@ class Result:
         """Read a result that :meth:`save` wrote.
 
         Raises:
-            ModelFileError: the folder holds no result, or one of a later format.
+            ModelFileError: the folder holds no result, one of a later format, a broken one, or one
+                whose class has other fields in this version.
             InputError: the folder holds a result of another class than the one asked for.
         """
-        from safetensors.torch import load_file
-
-        folder = Path(path)
+        folder = file_path("path", path)
+        document, tensors = _read(folder)
         try:
-            document = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-            tensors = load_file(folder / "tensors.safetensors")
-        except (OSError, ValueError) as error:
-            raise ModelFileError(f"{folder} holds no saved result: {error}") from error
-        if document.get("format", 0) > FORMAT_VERSION:
-            raise ModelFileError(
-                f"{folder} has result format {document['format']}; this version reads up to "
-                f"{FORMAT_VERSION}. Install a newer wvprobe."
-            )
-        found = _class_named(document["class"])
+            found = _class_named(document["class"])
+            fields = {k: _decode(v, tensors) for k, v in document["fields"].items()}
+        except WvprobeError:
+            raise
+        except Exception as error:  # whatever a file may hold that `save` does not write
+            raise ModelFileError(f"{folder} is broken: {type(error).__name__}: {error}") from error
         if not issubclass(found, cls):
             raise InputError(
                 f"{folder} holds a {found.__name__}, not a {cls.__name__}. "
                 f"Use {found.__name__}.load or Result.load."
             )
-        return found(**{k: _decode(v, tensors) for k, v in document["fields"].items()})
+        _check_fields(folder, found, fields)
+        return found(**fields)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what a saved result's two files hold, if they are of a format that is known."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        document = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "tensors.safetensors")
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise ModelFileError(f"{folder} holds no saved result: {error}") from error
+    version = document.get("format") if isinstance(document, dict) else None
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise ModelFileError(f"{folder} holds no saved result: its result.json names no format.")
+    if version > FORMAT_VERSION:
+        raise ModelFileError(
+            f"{folder} has result format {version}; this version reads up to "
+            f"{FORMAT_VERSION}. Install a newer wvprobe."
+        )
+    return document, tensors
+
+
+def _check_fields(folder: Path, found: Any, fields: Mapping[str, Any]) -> None:
+    """Refuse fields that the class of this version does not have, or that lack."""
+    own = {field.name: field for field in dataclasses.fields(found)}
+    unset = dataclasses.MISSING
+    needed = {n for n, f in own.items() if f.default is unset and f.default_factory is unset}
+    lacking, unknown = sorted(needed - set(fields)), sorted(set(fields) - set(own))
+    if lacking or unknown:
+        told = [f"lacks {', '.join(lacking)}"] * bool(lacking)
+        told += [f"has {', '.join(unknown)}, which this version does not know"] * bool(unknown)
+        versions = getattr(fields.get("provenance"), "versions", {})
+        raise ModelFileError(
+            f"the {found.__name__} in {folder} {' and '.join(told)}. It was saved by wvprobe "
+            f"{versions.get('wvprobe', 'of an unknown version')}: load it with that, or measure "
+            "anew."
+        )
+    wrong = [n for n in found.AXES if not isinstance(fields.get(n), torch.Tensor | None)]
+    if wrong or not isinstance(fields["provenance"], Provenance):
+        named = ", ".join(wrong) or "provenance"
+        raise ModelFileError(f"{folder} is broken: {named} of its {found.__name__} is none.")
 
 
 def _class_named(name: str) -> Any:
     """Return one of wvprobe's own dataclasses; a file names no other."""
-    module, _, qualname = name.partition(":")
-    if not module.startswith("wvprobe.") and module not in sys.modules:
-        raise ModelFileError(f"a saved result names the class {name}, which is none of wvprobe's.")
-    found = getattr(import_module(module), qualname, None)
+    found = _named(name)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise ModelFileError(f"a saved result names the class {name}, which does not exist.")
     return found
+
+
+def _tuple_named(name: str) -> Any:
+    """Return one of wvprobe's own named tuples: a file has no function called."""
+    found = _named(name)
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+        raise ModelFileError(f"a saved result names the tuple {name}, which does not exist.")
+    return found
+
+
+def _named(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    if not module.startswith("wvprobe.") and module not in sys.modules:
+        raise ModelFileError(f"a saved result names the class {name}, which is none of wvprobe's.")
+    try:
+        return getattr(import_module(module), qualname, None)
+    except ImportError as error:
+        raise ModelFileError(f"a saved result names {name}: {error}") from error
 
 
 def _encode(value: Any, key: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -231,10 +294,7 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if "$frame" in value:
         return pandas.DataFrame(_decode(value["$frame"], tensors))
     if "$named" in value:
-        module, _, name = value["$named"].partition(":")
-        if not module.startswith("wvprobe."):
-            raise ModelFileError(f"a saved result names the class {value['$named']}.")
-        return getattr(import_module(module), name)(*_decode(value["items"], tensors))
+        return _tuple_named(value["$named"])(*_decode(value["items"], tensors))
     if "$tuple" in value:
         return tuple(_decode(value["$tuple"], tensors))
     if "$mapping" in value:

@@ -3,17 +3,30 @@
 Every message says what was expected, what came, and what to do about it.
 """
 
+import math
+import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from numbers import Integral
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
 
 from wvprobe.errors import InputError, WvprobeError
+
+_SEEDS = 2**32  # what scikit-learn takes; torch would take more
+_LONGEST = 200  # characters of a value in a message
 
 
 def message(name: str, expected: str, got: object, hint: str = "") -> str:
     """Return ``"`name` must be <expected>. Got <got> instead. <hint>"``."""
-    shown = got if isinstance(got, str) and got.startswith("shape ") else repr(got)
+    shown = got if isinstance(got, str) and got.startswith("shape ") else _shown(got)
     return f"`{name}` must be {expected}. Got {shown} instead.{' ' + hint if hint else ''}"
+
+
+def _shown(got: object) -> str:
+    """Return a value as a message shows it: in one line, a long one (a tensor, a model) cut."""
+    shown = " ".join(repr(got).split()) if not isinstance(got, str) else repr(got)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} … ({type(got).__name__})"
 
 
 def index(name: str, value: object, size: int, what: str) -> int:
@@ -35,7 +48,7 @@ def indices(name: str, values: object, size: int, what: str) -> tuple[int, ...]:
     if values is None:
         return tuple(range(size))
     if isinstance(values, Integral):
-        values = (int(values),)
+        values = (values,)
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise InputError(message(name, f"ints in 0..{size - 1}", values))
     checked = tuple(index(name, value, size, what) for value in values)
@@ -48,16 +61,82 @@ def indices(name: str, values: object, size: int, what: str) -> tuple[int, ...]:
 
 def length(name: str, value: object) -> int:
     """Return `value` as an int of at least 1, or raise :class:`InputError`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-        raise InputError(message(name, "an int of at least 1", value))
+    return at_least(name, value, 1)
+
+
+def at_least(name: str, value: object, least: int = 0) -> int:
+    """Return `value` as an int of at least `least`, or raise :class:`InputError`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise InputError(message(name, f"an int of at least {least}", value))
     return int(value)
+
+
+def seed(value: object, name: str = "seed") -> int:
+    """Return a seed as an int in 0..2³² − 1, or raise :class:`InputError`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < _SEEDS:
+        raise InputError(message(name, "an int from 0 to 2**32 - 1", value))
+    return int(value)
+
+
+def finite(
+    name: str,
+    value: object,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> float:
+    """Return a finite number above `above`, of at least `least` and at most `most`.
+
+    Raises:
+        InputError: it is none, or out of these bounds; NaN is out of all.
+    """
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not (real and math.isfinite(value) and above < value and least <= value <= most):  # pyright: ignore[reportArgumentType, reportOperatorIssue]
+        bounds = [f"above {above:g}"] * (above > -math.inf)
+        bounds += [f"of at least {least:g}"] * (least > -math.inf)
+        bounds += [f"at most {most:g}"] * (most < math.inf)
+        expected = "a finite number" + " and".join(f" {bound}" for bound in bounds)
+        raise InputError(message(name, expected, value))
+    return float(value)  # pyright: ignore[reportArgumentType]
+
+
+def instance(name: str, value: Any, kind: type | tuple[type, ...], hint: str = "") -> None:
+    """Raise :class:`InputError` unless `value` is of a class, or one of several, of wvprobe."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        expected = " or ".join(f"a {each.__name__}" for each in kinds)
+        raise InputError(message(name, expected, type(value).__name__, hint))
+
+
+def file_path(name: str, value: Any) -> Path:
+    """Return the path of a file or folder, there or not, or raise :class:`InputError`."""
+    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
+        raise InputError(message(name, "the path of a file or folder", value))
+    return Path(value)
+
+
+def listed(name: str, value: Any, what: str) -> list[Any]:
+    """Return a list of what is iterable and no string, or raise :class:`InputError`."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InputError(message(name, what, value))
+    return list(value)
+
+
+def pairs(name: str, value: Any, what: str) -> list[tuple[Any, Any]]:
+    """Return a list of pairs, or raise :class:`InputError`."""
+    found = listed(name, value, what)
+    for one in found:
+        if isinstance(one, str | bytes) or not isinstance(one, Sequence) or len(one) != 2:
+            raise InputError(message(name, what, one))
+    return [(one[0], one[1]) for one in found]
 
 
 def one_of(
     name: str, value: str, known: Sequence[str], error: type[WvprobeError] = InputError
 ) -> str:
     """Return `value` if it is among `known`; else raise `error` with the nearest names."""
-    if value in known:
+    if isinstance(value, str) and value in known:
         return value
     near = get_close_matches(str(value), known, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""

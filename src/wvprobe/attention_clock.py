@@ -16,7 +16,8 @@ from torch import Tensor
 from wvprobe import _kernels
 from wvprobe._kernels import DIRECTIONS, KERNELS
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import length, message, one_of
+from wvprobe._validate import finite, length, listed, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.errors import DeviceError, InputError
 
 LAYOUTS = ("even", "padded", "looped", "grouped")
@@ -148,11 +149,16 @@ class AttentionTimes(Result):
 
     def fastest_kernel(self, direction: str = "forward", device: str | None = None) -> str:
         """Return the kernel whose even splits take the least time, summed over d_head."""
+        one_of("direction", direction, DIRECTIONS)
         sums: dict[str, float] = {}
         medians = self.seconds.median(dim=1).values.tolist()
         for what, median in zip(self.timed, medians, strict=True):
             if self._is(what, direction, device):
                 sums[what.kernel] = sums.get(what.kernel, 0.0) + median
+        if not sums:
+            timed = sorted({(what.device, what.direction) for what in self.timed})
+            got = f"{direction} on {device or 'any device'}"
+            raise InputError(message("direction", f"one that was timed: {timed}", got))
         return min(sums, key=lambda kernel: sums[kernel])
 
     def spread(
@@ -180,6 +186,9 @@ class AttentionTimes(Result):
         Raises:
             InputError: fewer than two widths were timed so.
         """
+        seed = checked_seed(seed)
+        if widths is not None:
+            widths = listed("widths", widths, "widths of heads")
         kernel = self.fastest_kernel(direction, device) if kernel is None else kernel
         at = [
             place
@@ -266,13 +275,12 @@ def time_attention(
         >>> sorted(set(found.to_frame().kernel))
         ['eager']
     """
-    length("d_model", d_model)
-    length("n_tokens", n_tokens)
+    seed = checked_seed(seed)
+    d_model, n_tokens = length("d_model", d_model), length("n_tokens", n_tokens)
+    seconds = finite("seconds", seconds, least=0.0)
     widths = _splits(d_model, d_heads, uneven)
-    wanted = KERNELS if kernels is None else kernels
-    chosen = [one_of("kernels", name, KERNELS) for name in wanted]
-    for direction in directions:
-        one_of("directions", direction, DIRECTIONS)
+    chosen = _names("kernels", KERNELS if kernels is None else kernels, KERNELS)
+    directions = _names("directions", directions, DIRECTIONS)
     devices = _devices(device)
     clocks, refused, peaks = [], [], {}
     for name in devices:
@@ -284,7 +292,7 @@ def time_attention(
             raise DeviceError(f"no kernel of {', '.join(chosen)} runs on {name} in {kind}.")
         clocks += made
         refused += without
-    times = _rounds([clock.once for clock in clocks], float(seconds), seed)
+    times = _rounds([clock.once for clock in clocks], seconds, seed)
     return AttentionTimes(
         provenance=Provenance.of(
             ", ".join(_kernels.named(name) for name in devices),
@@ -295,7 +303,7 @@ def time_attention(
             causal=causal,
             dtypes={name: str(_dtype(dtype, name)) for name in devices},
             threads=torch.get_num_threads(),
-            seconds=float(seconds),
+            seconds=seconds,
         ),
         timed=tuple(clock.timed for clock in clocks),
         seconds=times,
@@ -314,18 +322,29 @@ class _Clock:
     once: Callable[[], float]
 
 
+def _names(name: str, given: Sequence[str], known: tuple[str, ...]) -> list[str]:
+    """Return at least one of the names that are known."""
+    what = f"some of {', '.join(known)}"
+    found = [one_of(name, one, known) for one in listed(name, given, what)]
+    if not found:
+        raise InputError(message(name, what, found))
+    return found
+
+
 def _splits(
     d_model: int, d_heads: Sequence[int], uneven: Sequence[int] | None
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return layouts and widths of all splits."""
     found = []
-    for width in d_heads:
+    for width in listed("d_heads", d_heads, "a list of widths"):
         if length("d_heads", width) > d_model or d_model % width:
             raise InputError(message("d_heads", f"divisors of d_model = {d_model}", width))
         found.append(("even", (width,) * (d_model // width)))
     if not found:
         raise InputError(message("d_heads", "at least one width", list(d_heads)))
-    odd = _uneven(d_model) if uneven is None else tuple(uneven)
+    odd = _uneven(d_model)
+    if uneven is not None:
+        odd = tuple(listed("uneven", uneven, "a list of widths"))
     if odd and sum(length("uneven", width) for width in odd) != d_model:
         raise InputError(message("uneven", f"widths that sum to d_model = {d_model}", list(odd)))
     return found + [(layout, odd) for layout in LAYOUTS[1:] if odd]
@@ -345,9 +364,13 @@ def _devices(device: str | None) -> list[str]:
     there = ["cpu"] + ["cuda"] * torch.cuda.is_available()
     if device is None:
         return there
-    if torch.device(device).type not in there:
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise InputError(message("device", "such as 'cpu' or 'cuda'", device)) from error
+    if kind not in there:
         raise DeviceError(f"there is no device {device!r} here; there is {', '.join(there)}.")
-    return [device]
+    return [str(device)]
 
 
 def _dtype(dtype: str | None, device: str) -> torch.dtype:

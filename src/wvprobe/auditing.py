@@ -69,8 +69,9 @@ def audit(model: Any, texts: str | Sequence[str] | None = None) -> AuditResult:
     """
     arch = adapters.architecture(model)
     given: list[str] = [texts] if isinstance(texts, str) else list(texts or _TEXTS)
-    audited = Audit(model, arch, given, range(arch.n_layers))
-    found = [*audited.identities(), *invariances(model, arch, given)]
+    with adapters.broken_too():
+        audited = Audit(model, arch, given, range(arch.n_layers))
+        found = [*audited.identities(), *invariances(model, arch, given)]
     return AuditResult(adapters.provenance(model, texts=given), tuple(found))
 
 
@@ -87,7 +88,8 @@ def quick_audit(model: Any) -> AuditResult:
     """
     arch = adapters.architecture(model)
     layers = sorted({0, arch.n_layers // 2, arch.n_layers - 1})
-    found = tuple(Audit(model, arch, [_TEXTS[0]], layers).identities())
+    with adapters.broken_too():
+        found = tuple(Audit(model, arch, [_TEXTS[0]], layers).identities())
     result = AuditResult(Provenance.of(model.cfg.model_name, ""), found)
     failed = [row for row in found if row.status == "failed"]
     if failed:

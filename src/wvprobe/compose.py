@@ -6,6 +6,7 @@ of heads"): ‖W_OV^a M_b‖ / (‖W_OV^a‖ ‖M_b‖) in Frobenius norms, in r
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wvprobe._circuit_ends import readers, writers
-from wvprobe._factors import digest, provenance_of
+from wvprobe._factors import check_heads, digest, provenance_of
 from wvprobe._metric import Metric
 from wvprobe._products import (
     Readers,
@@ -26,7 +27,7 @@ from wvprobe._products import (
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import benjamini_hochberg, haar_moments
 from wvprobe._types import Result
-from wvprobe._validate import message, one_of
+from wvprobe._validate import finite, message, one_of
 from wvprobe.errors import InputError
 from wvprobe.heads import HeadWeights
 
@@ -105,10 +106,11 @@ class CompositionResult(Result):
         pairs whose q lies below it.
 
         Raises:
-            InputError: k is not a positive int.
+            InputError: k is not a positive int, or `level` no number above 0 and at most 1.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise InputError(message("k", "a positive int", k))
+        level = None if level is None else finite("level", level, above=0.0, most=1.0)
         possible = _possible(self.scores)
         if level is not None:
             possible = possible & (self.q_values < level)
@@ -176,6 +178,7 @@ def composition(
         >>> found.scores.shape, bool(found.scores[2, :, 1].any())  # none writes backwards
         (torch.Size([3, 6, 3, 6]), False)
     """
+    check_heads(heads)
     one_of("mode", mode, ("Q", "K", "V"))
     weights = Metric(metric, "OV", heads.n_layers, heads.d_model)
     turned: dict[str, Any] = {"offset": offset, "seq_len": seq_len, "part": part}

@@ -20,7 +20,7 @@ from wvprobe._score_parts import Word, one_layer, word_at
 from wvprobe._shapley import shapley
 from wvprobe._sinks import sink_keys
 from wvprobe._types import Result
-from wvprobe._validate import message
+from wvprobe._validate import listed, message
 from wvprobe.activations import Activations, read_sites
 from wvprobe.adapters import Architecture
 from wvprobe.components import EmbeddingParts, embedding_parts, position_parts
@@ -232,10 +232,10 @@ def context_dependence(
 def _each(word: Any, name: str) -> list[Word]:
     """Return a word for each of the two texts."""
     if isinstance(word, Integral):
-        return [int(word), int(word)]
+        return [word, word]  # pyright: ignore[reportReturnType]
     if isinstance(word, str | WordSpan):
         return [word, word]
-    both = list(word)
+    both = listed(name, word, "a word, or one for each of the two texts")
     if len(both) != 2:
         raise InputError(message(name, "a word, or one for each of the two texts", word))
     return both

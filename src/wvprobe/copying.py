@@ -14,13 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe._extremes import TILE
-from wvprobe._factors import provenance_of
+from wvprobe._factors import check_heads, provenance_of
 from wvprobe._linalg import at_least_float32, factored_eigenvalues
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import benjamini_hochberg, mean_interval
 from wvprobe._token_rows import embedding_table, reader, unembedding, usable_ids, written
 from wvprobe._types import Result
-from wvprobe._validate import index, indices, message
+from wvprobe._validate import at_least, indices, message
+from wvprobe._validate import seed as checked_seed
 from wvprobe.errors import InputError
 from wvprobe.heads import HeadWeights
 
@@ -177,6 +178,8 @@ def copying_scores(
         >>> found.rank.shape, int((found.to_frame().q < 0.05).sum()) <= 18
         (torch.Size([3, 6]), True)
     """
+    check_heads(heads)
+    seed, rows = checked_seed(seed), at_least("rows", rows, 2)
     # Folded gains differ by layer; unfolded ones would make W_U W_E differ too.
     heads = heads.fold() if normalize else heads
     table, weight = embedding_table(heads, embedding), unembedding(heads).weight
@@ -185,8 +188,8 @@ def copying_scores(
     chosen = indices("layers", layers, heads.n_layers, "layers")
     generator = torch.Generator().manual_seed(seed)
     ids = usable_ids(heads, table, special, min(len(table), len(weight)))
-    if index("rows", rows, 10**9, "rows") < 2 or len(ids) < 2:
-        raise InputError(message("rows", "at least 2, and so many tokens", min(rows, len(ids))))
+    if len(ids) < 2:
+        raise InputError(message("rows", "at least 2, and so many tokens", len(ids)))
     sample = torch.randperm(len(ids), generator=generator)[:rows]
 
     joined: dict[Any, Tensor] = {}

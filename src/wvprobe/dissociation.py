@@ -21,14 +21,17 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._equal_texts import MatchedPair, check_equal_lengths, prose_of_length, sense_pairs
 from wvprobe._progress import progress as progress_bar
+from wvprobe._shapes import floating
 from wvprobe._statistics import mean_interval
 from wvprobe._targets import check_finite, position_in
 from wvprobe._types import Result
 from wvprobe._validate import indices, length, message
+from wvprobe._validate import pairs as checked_pairs
+from wvprobe._validate import seed as checked_seed
 from wvprobe._writes import head_values, output_factor, output_map
 from wvprobe.activations import Activations, read_sites
 from wvprobe.adapters import Architecture
-from wvprobe.errors import InputError
+from wvprobe.errors import InputError, ShapeError
 from wvprobe.words import encode
 
 # Pairs read together: as many, and entries of a head's pattern in as many.
@@ -240,6 +243,7 @@ def double_dissociation(
         >>> found.values.shape[1:]  # pair, layer, head
         torch.Size([2, 3, 6])
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     chosen = indices("layers", layers, arch.n_layers, "layers")
     generator = torch.Generator().manual_seed(seed)
@@ -275,10 +279,11 @@ def _given(
     model: Any, pairs: Sequence[tuple[str, str]], destination: int | str | None
 ) -> tuple[MatchedPair, ...]:
     """Check pairs of the caller's own; each is a group of its own."""
-    if isinstance(pairs, str) or len(pairs) < 2:
+    both = checked_pairs("pairs", pairs, "at least two pairs of texts")
+    if len(both) < 2:
         raise InputError(message("pairs", "at least two pairs of texts", pairs))
     found = []
-    for number, (a, b) in enumerate(pairs):
+    for number, (a, b) in enumerate(both):
         encodings = [encode(model, text) for text in (a, b)]
         check_equal_lengths((a, b), encodings)
         at = [position_in(encoding, destination, "destination") for encoding in encodings]
@@ -354,12 +359,27 @@ def moves(
         written_a: v_j W_O of every key in text a, in any orthonormal basis of what W_O spans.
         written_b: in text b.
 
+    Raises:
+        InputError: one is no tensor of finite numbers.
+        ShapeError: they do not go together.
+
     Examples:
         >>> from wvprobe.dissociation import moves
         >>> pattern, written = torch.tensor([0.5, 0.5]), torch.eye(2)
         >>> bool(moves(pattern, pattern, written, written).abs().nan_to_num().max() < 1e-6)
         True
     """
+    patterns = {"pattern_a": pattern_a, "pattern_b": pattern_b}
+    written = {"written_a": written_a, "written_b": written_b}
+    for name, given in patterns.items():
+        floating(name, given, ("key",), batch=True)
+    for name, given in written.items():
+        floating(name, given, ("key", "r"), batch=True)
+    sizes = {given.shape for given in patterns.values()} | {w.shape[:-1] for w in written.values()}
+    if len(sizes) > 1 or written_a.shape != written_b.shape:
+        shapes = {name: list(given.shape) for name, given in (patterns | written).items()}
+        expected = "patterns […, key] and what is written […, key, r]"
+        raise ShapeError(message("the arguments", expected, shapes))
     texts = ((pattern_a, written_a), (pattern_b, written_b))
     # output[p][v]: the pattern of text p, the values of text v.
     output = [[torch.einsum("...j,...jr->...r", p, v) for _, v in texts] for p, _ in texts]

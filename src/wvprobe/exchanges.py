@@ -23,7 +23,8 @@ from wvprobe._statistics import mean_interval
 from wvprobe._swaps import PARTS, Attention, Runs, Swap, Watched, read_attention
 from wvprobe._targets import position_in
 from wvprobe._types import HeadId, Result
-from wvprobe._validate import index, indices, message, one_of
+from wvprobe._validate import index, indices, message, one_of, pairs
+from wvprobe._validate import seed as checked_seed
 from wvprobe._writes import on_cpu
 from wvprobe.activations import read_sites
 from wvprobe.adapters import Architecture
@@ -209,6 +210,7 @@ def exchange(
         >>> found.kl.shape, bool((found.kl >= -1e-6).all())  # into, draw, layer, head
         (torch.Size([2, 1, 1, 6]), True)
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     one_of("part", part, PARTS)
     one_of("method", method, METHODS)
@@ -294,8 +296,9 @@ def _watched(
         raise InputError("a reader needs `query` and `key`: a token position or a word each.")
     if path is not None:
         one_of("path", path, ROUTES)
-    layer = index("reader[0]", reader[0], arch.n_layers, "layers")
-    head = index("reader[1]", reader[1], arch.n_heads, "heads")
+    ((at_layer, at_head),) = pairs("reader", [reader], "(layer, head)")
+    layer = index("reader[0]", at_layer, arch.n_layers, "layers")
+    head = index("reader[1]", at_head, arch.n_heads, "heads")
     at = tuple((position_in(e, query, "query"), position_in(e, key, "key")) for e in encodings)
     counted = _counted(model, arch, [e.text for e in encodings], layer, [q for q, _ in at])
     return Watched(HeadId(layer, head), at, counted)

@@ -14,7 +14,8 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._statistics import mean_interval
 from wvprobe._types import Result
-from wvprobe._validate import message
+from wvprobe._validate import at_least
+from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import read_sites
 from wvprobe.datasets import load_prose
 from wvprobe.errors import InputError
@@ -94,8 +95,8 @@ def context_influence(
         >>> float(found.values[1].max())  # what comes later does nothing in a decoder
         0.0
     """
-    if draws < 2:
-        raise InputError(message("draws", "at least 2, for an interval", draws))
+    seed = checked_seed(seed)
+    draws = at_least("draws", draws, 2)
     span = find_word(model, text, word)
     generator = torch.Generator().manual_seed(seed)
     prose = " ".join(load_prose("held-out")).split()

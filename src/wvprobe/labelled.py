@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from wvprobe._validate import length, message, one_of
+from wvprobe._validate import at_least, instance, length, listed, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.datasets import (
     LabelledDataset,
     LabelledSentence,
@@ -250,16 +251,18 @@ def labelled_words(
         >>> len(words.spans), words.column
         (10, 'sense')
     """
+    seed = checked_seed(seed)
+    hint = "load_conllu, load_iob2, load_labels and load_senses return such."
+    instance("dataset", dataset, (LabelledDataset, SenseDataset), hint)
     data = labelled_senses(dataset) if isinstance(dataset, SenseDataset) else dataset
     data = data if column is None else data.with_column(column)
     if labels is not None:
         known = tuple(sorted(set(data.labels) - {""}))
-        labels = tuple(one_of("labels", label, known) for label in labels)
+        labels = tuple(one_of("labels", own, known) for own in listed("labels", labels, "labels"))
     for name, value in (("per_sentence", per_sentence), ("limit", limit)):
         if value is not None:
             length(name, value)
-    if isinstance(min_count, bool) or min_count < 0:
-        raise InputError(message("min_count", "an int of at least 0", min_count))
+    min_count = at_least("min_count", min_count)
     search = _Search(model, data, labels, prepend_bos)
     chosen = _chosen(search, data, per_sentence, min_count, limit, seed)
     if not chosen:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from wvprobe._factors import check_heads, digest, paired, provenance_of
 from wvprobe._rotary import Rotary
+from wvprobe._shapes import floating
 from wvprobe._types import Result
-from wvprobe._validate import message
+from wvprobe._validate import finite, listed, message
 from wvprobe.errors import InputError, ShapeError, UnsupportedError
 from wvprobe.heads import HeadWeights
 
@@ -264,10 +265,11 @@ def _check_positions(heads: HeadWeights) -> None:
 
 
 def _offsets(given: Iterable[Any]) -> tuple[int, ...]:
-    values = given.tolist() if isinstance(given, Tensor) else list(given)
+    what = "whole numbers of tokens"
+    values = given.tolist() if isinstance(given, Tensor) else listed("offsets", given, what)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InputError(message("offsets", "whole numbers of tokens", value))
+            raise InputError(message("offsets", what, value))
     if not values or len(set(values)) != len(values):
         raise InputError(message("offsets", "one or more distinct ints", values))
     return tuple(int(value) for value in values)
@@ -285,17 +287,14 @@ def _means(heads: HeadWeights, given: Any) -> Tensor:
     if tuple(given.shape) != expected:
         shown = f"shape {list(given.shape)}"
         raise ShapeError(message("mean_input", f"[layer, d_model] = {list(expected)}", shown, how))
-    if not bool(torch.isfinite(given).all()):
-        raise InputError(message("mean_input", "finite", "NaN or infinity", how))
+    floating("mean_input", given, ("layer", "d_model"), hint=how)
     return given.detach().double().cpu()
 
 
 def _wavelength(offsets: tuple[int, ...], given: float | int | None) -> float:
     if given is None:
         return max(2 * math.pi, float(max(map(abs, offsets))))
-    if not 0 < given < math.inf:
-        raise InputError(message("wavelength", "a positive number of tokens", given))
-    return float(given)
+    return finite("wavelength", given, above=0.0)
 
 
 def _layer(heads: HeadWeights, mean: Tensor, layer: int, seq_len: int | None) -> dict[str, Tensor]:

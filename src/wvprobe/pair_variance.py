@@ -33,7 +33,8 @@ from wvprobe._progress import progress as progress_bar
 from wvprobe._sinks import sink_keys
 from wvprobe._statistics import resampled_totals
 from wvprobe._types import HeadId, Result
-from wvprobe._validate import length, message
+from wvprobe._validate import length, listed, message
+from wvprobe._validate import seed as checked_seed
 from wvprobe._validate import texts as checked_texts
 from wvprobe.activations import read_sites
 from wvprobe.adapters import Architecture
@@ -226,6 +227,7 @@ def score_variance(
         >>> bool((first.context.abs() < 1e-3).all())
         True
     """
+    seed = checked_seed(seed)
     if length("folds", folds) < 2:
         raise InputError(message("folds", "at least 2", folds))
     length("max_pairs", max_pairs)
@@ -271,7 +273,7 @@ def score_variance(
 def _words(name: str, given: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if given is None:
         return None
-    found = (given,) if isinstance(given, str) else tuple(given)
+    found = (given,) if isinstance(given, str) else tuple(listed(name, given, "a word, or several"))
     if not found or not all(isinstance(word, str) and word.strip() for word in found):
         raise InputError(message(name, "a word, or several", given))
     return found

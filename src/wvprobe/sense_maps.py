@@ -20,8 +20,9 @@ from wvprobe._statistics import wilson_interval
 from wvprobe._told_apart import indicator, left_out_centroids, shuffled
 from wvprobe._types import Result
 from wvprobe._validate import index, message
+from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import read_sites
-from wvprobe.datasets import SenseDataset, SenseItem, load_senses
+from wvprobe.datasets import SenseDataset, SenseItem, senses_or_bundled
 from wvprobe.errors import InputError
 from wvprobe.words import encode, word_at
 
@@ -155,6 +156,7 @@ def sense_map(
         >>> found.points.shape[1], found.interval[0] <= found.accuracy <= found.interval[1]
         (2, True)
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     at = (arch.n_layers + 1) // 2 if layer is None else layer
     at = index("layer", at, arch.n_layers + 1, "streams")
@@ -198,6 +200,7 @@ def sense_map_by_layer(
         >>> sense_map_by_layer(model, "bank").accuracy.shape
         torch.Size([4])
     """
+    seed = checked_seed(seed)
     items, labels = _items(word, dataset)
     vectors = _vectors(model, items, None)
     planes: list[Tensor] = []
@@ -224,7 +227,7 @@ def sense_map_by_layer(
 
 def _items(word: str, dataset: SenseDataset | None) -> tuple[tuple[SenseItem, ...], Tensor]:
     """Return a word's items and the number of each one's sense."""
-    items = (load_senses() if dataset is None else dataset).only(word).items
+    items = senses_or_bundled(dataset).only(word).items
     counts = Counter(item.sense for item in items)
     if len(counts) < 2 or min(counts.values()) < 2:
         expected = "one with two senses and two sentences of each"

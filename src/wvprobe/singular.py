@@ -40,7 +40,7 @@ from wvprobe._linalg import (
 from wvprobe._metric import Metric
 from wvprobe._progress import progress as progress_bar
 from wvprobe._types import HeadId, Result
-from wvprobe._validate import index, message, one_of
+from wvprobe._validate import finite, index, length, message, one_of
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.heads import HeadWeights
 
@@ -326,8 +326,7 @@ def spectra(
     """
     check_heads(heads)
     one_of("which", which, ("OV", "QK"))
-    if k < 1:
-        raise InputError(message("k", "an int of at least 1", k))
+    k = length("k", k)
     turned: dict[str, Any] = {"offset": offset, "seq_len": seq_len, "part": part}
     weights = Metric(metric, which, heads.n_layers, heads.d_model)
     inner = product_or_why(heads, which, vocabulary)
@@ -404,8 +403,8 @@ def singular_vectors(
     one_of("which", which, ("OV", "QK"))
     layer = index("layer", layer, heads.n_layers, "layers")
     head = index("head", head, heads.n_heads, "heads")
-    if tolerance is not None and not 0 <= tolerance < 1:
-        raise InputError(message("tolerance", "None or a number from 0 to 1", tolerance))
+    if tolerance is not None:
+        tolerance = finite("tolerance", tolerance, least=0.0, most=1.0)
     turned: dict[str, Any] = {"offset": offset, "seq_len": seq_len, "part": part}
     weights = Metric(metric, which, heads.n_layers, heads.d_model)
     left, right = (

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from wvprobe._circuit_ends import reading, writing
 from wvprobe._decompositions import svdvals
-from wvprobe._factors import provenance_of
+from wvprobe._factors import check_heads, provenance_of
 from wvprobe._linalg import Basis, column_space
 from wvprobe._products import Readers, core_norms, layer_blocks
 from wvprobe._statistics import haar_moments
 from wvprobe._types import Result
-from wvprobe._validate import message, one_of
-from wvprobe.errors import InputError
+from wvprobe._validate import at_least, finite, one_of
 from wvprobe.heads import HeadWeights
 
 # Numbers in memory at a time: the bases of a block of layers.
@@ -159,11 +158,10 @@ def subspace_overlap(
         >>> bool(((overlap >= 0) & (overlap <= 1 + 1e-5)).all())
         True
     """
+    check_heads(heads)
     one_of("kind", kind, ("V", "OV", "OQ", "OK"))
-    if isinstance(energy, bool) or not 0 < energy <= 1:
-        raise InputError(message("energy", "above 0 and at most 1", energy))
-    if isinstance(n_cosines, bool) or not isinstance(n_cosines, int) or n_cosines < 0:
-        raise InputError(message("n_cosines", "an int of 0 or more", n_cosines))
+    energy = finite("energy", energy, above=0.0, most=1.0)
+    n_cosines = at_least("n_cosines", n_cosines)
     centred = heads.folded and all(
         norm is not None and norm.kind == "layer" for norm in heads.norms
     )

@@ -9,6 +9,7 @@ joblib runs it, in processes of its own or wherever ``joblib.parallel_config(bac
 Dask and Ray have back ends for it.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from uuid import uuid4
 import torch
 
 from wvprobe._threads import threads as with_threads
-from wvprobe._validate import message
+from wvprobe._validate import instance, message
 from wvprobe.adapters import TransformerBridge
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.models import opened
@@ -46,6 +47,7 @@ class _Held(threading.local):
         self.key = self.bridge = None
 
 
+_ARGUMENTS = "Name the sets: {'first': {'texts': texts}}."
 _held = _Held()
 
 
@@ -157,9 +159,19 @@ def sweep(
         if not isinstance(model, str | Path) and isinstance(model, torch.nn.Module):
             hint = "Give its name, or a function that opens it: a bridge does not travel."
             raise InputError(message("models", "names, paths or functions", "a bridge", hint))
+    if not callable(function):
+        raise InputError(message("function", "a measure, such as wvprobe.audit", function))
+    if arguments is not None:
+        instance("arguments", arguments, Mapping, _ARGUMENTS)
     named = {"": {}} if arguments is None else dict(arguments)
     if not named:
         raise InputError(message("arguments", "at least one set, or None", arguments))
+    for name, own in named.items():
+        instance(f"arguments[{name!r}]", own, Mapping, _ARGUMENTS)
+        _check_arguments(name, function, own)
+    whole = isinstance(n_jobs, int) and not isinstance(n_jobs, bool)
+    if n_jobs is not None and not (whole and n_jobs):
+        raise InputError(message("n_jobs", "an int other than 0, or None", n_jobs))
     key = uuid4().hex
     with with_threads(threads) as n_threads:
         calls = [
@@ -172,6 +184,19 @@ def sweep(
             return Sweep(tuple(runs))
         finally:
             _held.let_go()
+
+
+def _check_arguments(name: str, function: Callable[..., Any], own: Mapping[str, Any]) -> None:
+    """Refuse arguments that the function does not have, where it tells which it has."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, **own)
+    except TypeError as error:
+        expected = "arguments that the function takes beside the model"
+        raise InputError(message(f"arguments[{name!r}]", expected, str(error))) from error
 
 
 def _run(

@@ -16,6 +16,7 @@ import torch
 from wvprobe._induction import induction_config, write_induction_weights
 from wvprobe._tokenizers import tiny_tokenizer
 from wvprobe._validate import one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.adapters import boot
 from wvprobe.errors import InputError
 
@@ -167,6 +168,8 @@ def tiny_model(family: str, seed: int = 0, *, dtype: str = "float32", **override
         >>> tiny_model("gpt2", n_layer=1).cfg.n_layers
         1
     """
+    seed = checked_seed(seed)
+    one_of("dtype", dtype, ("float32", "float64", "bfloat16", "float16"))
     with torch.random.fork_rng(devices=[]):
         hf_model = _hf_model(family, seed, overrides).to(getattr(torch, dtype))
         return boot(hf_model, tiny_tokenizer(family), name=f"tiny:{family}")
@@ -192,6 +195,7 @@ def induction_model(seed: int = 0) -> Any:
         >>> [int(n) for n in torch.unravel_index(scores.argmax(), scores.shape)]  # L0H0 into L1H1
         [0, 0, 1, 1]
     """
+    seed = checked_seed(seed)
     import transformers
 
     tokenizer = tiny_tokenizer("llama")

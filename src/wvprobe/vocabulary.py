@@ -17,12 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe._extremes import extreme_products
-from wvprobe._factors import digest, provenance_of
+from wvprobe._factors import check_heads, digest, provenance_of
 from wvprobe._progress import progress as progress_bar
+from wvprobe._shapes import floating
 from wvprobe._single_tokens import spell, token_id, word_ids
 from wvprobe._token_rows import Side, ov_sides, qk_sides, unembedding, usable_ids
 from wvprobe._types import HeadId, Result
-from wvprobe._validate import index, message, one_of
+from wvprobe._validate import index, length, message, one_of
 from wvprobe.errors import InputError, ShapeError
 from wvprobe.heads import HeadWeights
 
@@ -183,6 +184,7 @@ def top_tokens(
         >>> found.to_frame()[["side", "rank"]].values.tolist()[:2]
         [['highest', 0], ['highest', 1]]
     """
+    check_heads(heads)
     roles = ROLES[one_of("kind", kind, tuple(ROLES))]
     layer = index("layer", layer, heads.n_layers, "layers")
     head = index("head", head, heads.n_heads, "heads")
@@ -239,9 +241,7 @@ def top_tokens(
 
 def _check(heads: HeadWeights, token: object, direction: object, role: str, k: object) -> None:
     """Refuse what cannot be meant."""
-    index("k", k, 10**9, "entries")
-    if k == 0:
-        raise InputError(message("k", "at least 1", k))
+    length("k", k)
     if direction is None:
         return
     if token is not None:
@@ -255,8 +255,7 @@ def _check(heads: HeadWeights, token: object, direction: object, role: str, k: o
     if not isinstance(direction, Tensor) or direction.shape != (heads.d_model,):
         shape = f"shape {list(getattr(direction, 'shape', ()))}"
         raise ShapeError(message("direction", f"a tensor [d_model] = [{heads.d_model}]", shape))
-    if not bool(torch.isfinite(direction).all()):
-        raise InputError(message("direction", "finite", "NaN or infinity"))
+    floating("direction", direction, ("d_model",))
 
 
 def _candidates(

@@ -12,10 +12,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 from wvprobe._spelling import Span, fold, matched_spans, read_tokens, verified_spans
-from wvprobe._validate import message
+from wvprobe._validate import at_least, instance, message
 from wvprobe._validate import text as checked_text
 from wvprobe._word_places import (
     apostrophe_within,
@@ -199,19 +200,21 @@ def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
     """
     if not isinstance(word, str) or not word or word != word.strip():
         raise WordError(message("word", "a word without white space around it", word))
+    _check_encoding(encoding)
     text = encoding.text
     places = list(occurrences(text, word))
     if not places:
         expected = f"a whole word of {_short(text)}"
         raise WordError(message("word", expected, word, _near(text, word, places)))
-    if isinstance(occurrence, bool) or not 0 <= occurrence < len(places):
+    whole = isinstance(occurrence, Integral) and not isinstance(occurrence, bool)
+    if not whole or not 0 <= occurrence < len(places):
         there = ", ".join(f"{start}..{end}" for start, end in places)
         hint = f"{word!r} occurs {len(places)} time(s) in {_short(text)}: at {there}. "
         hint += _near(text, word, places)
         expected = f"in 0..{len(places) - 1}"
         raise WordError(message("occurrence", expected, occurrence, hint.strip()))
     start, end = places[occurrence]
-    return _span(encoding, occurrence, start, end)
+    return _span(encoding, int(occurrence), start, end)
 
 
 def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
@@ -233,6 +236,8 @@ def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
         >>> word_at(encode(model, "The river bank."), 10, 14).tokens
         (3,)
     """
+    _check_encoding(encoding)
+    start, end = at_least("start", start), at_least("end", end)
     word = encoding.text[start:end]
     for occurrence, place in enumerate(occurrences(encoding.text, word) if word else ()):
         if place == (start, end):
@@ -269,12 +274,18 @@ def characters_at(encoding: Encoding, start: int, end: int) -> WordSpan:
         >>> characters_at(encode(model, "The riverbank."), 4, 9).strings
         (' river',)
     """
+    _check_encoding(encoding)
     text = encoding.text
-    inside = 0 <= start < end <= len(text)
+    whole = all(isinstance(at, Integral) and not isinstance(at, bool) for at in (start, end))
+    inside = whole and 0 <= start < end <= len(text)
     if not inside or text[start:end] != text[start:end].strip():
         expected = f"a place in the {len(text)} characters of {_short(text)}, no space at its ends"
         raise InputError(message("start..end", expected, f"{start}..{end}"))
     return _span(encoding, text.count(text[start:end], 0, start), start, end)
+
+
+def _check_encoding(encoding: object) -> None:
+    instance("encoding", encoding, Encoding, "Make one with wvprobe.words.encode(model, text).")
 
 
 def _span(encoding: Encoding, occurrence: int, start: int, end: int) -> WordSpan:

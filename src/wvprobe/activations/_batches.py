@@ -8,10 +8,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from wvprobe import adapters
-from wvprobe._validate import message
+from wvprobe._validate import length, message
 from wvprobe.adapters import Architecture
 from wvprobe.errors import InputError
 
+_LOAD = "Load its weights."
 # Tokens of one automatic batch: enough to make each call worth its overhead, few enough for memory.
 _BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384, "mps": 4_096}
 # In float64 transformers' mask value, and in float16 mask value plus score, overflows the softmax
@@ -22,7 +23,13 @@ PADDED_DTYPES = (torch.float32, torch.bfloat16)
 def padded(
     tokens: Sequence[Sequence[int]], device: Any
 ) -> tuple[Int[Tensor, "row pos"], Int[Tensor, "row pos"]]:
-    """Return token ids padded on the right with 0, and their mask: 1 for tokens, 0 for padding."""
+    """Return token ids padded on the right with 0, and their mask: 1 for tokens, 0 for padding.
+
+    Raises:
+        InputError: the device is ``meta``, which holds no numbers.
+    """
+    if torch.device(device).type == "meta":
+        raise InputError(message("model", "one with numbers", "one on device 'meta'", _LOAD))
     lengths = torch.tensor([len(own) for own in tokens])
     ids = torch.zeros(len(tokens), int(lengths.max()), dtype=torch.long)
     for row, own in enumerate(tokens):
@@ -38,9 +45,9 @@ def batches_of(
 
     No two items whose padding would change their numbers come together.
     """
-    whole = isinstance(batch_size, int) and not isinstance(batch_size, bool)
-    if batch_size != "auto" and not (whole and batch_size >= 1):
-        raise InputError(message("batch_size", "'auto' or an int of at least 1", batch_size))
+    automatic = isinstance(batch_size, str) and batch_size == "auto"
+    if not automatic:
+        batch_size = length("batch_size", batch_size)
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     # Where frequencies depend on the length, a longer text in the batch would change a shorter's.
     regime = adapters.length_regime(model, arch)
@@ -50,7 +57,7 @@ def batches_of(
     start = 0
     while start < len(order):
         longest, first = lengths[order[start]], regimes[order[start]]
-        size = max(1, budget // longest) if batch_size == "auto" else int(batch_size)
+        size = max(1, budget // longest) if automatic else int(batch_size)
         together = order[start : start + size]
         if model.cfg.dtype not in PADDED_DTYPES:
             together = [i for i in together if lengths[i] == longest]

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from wvprobe._validate import index, message
+from wvprobe._validate import index, listed, message
 from wvprobe.errors import InputError
 from wvprobe.words import Encoding, WordSpan, locate
+
+_POSITION = "ints or 'last'"
 
 Words = str | Sequence[str | WordSpan]
 Positions = int | str | Sequence[int | Sequence[int]]
@@ -24,7 +26,7 @@ class Places:
         if words is not None and positions is not None:
             raise InputError("give `words` or `positions`, not both: they choose the same axis.")
         self._words = _each("words", words, isinstance(words, str), n)
-        self._positions = _each("positions", positions, isinstance(positions, int | str), n)
+        self._positions = _each("positions", positions, isinstance(positions, Integral | str), n)
 
     @property
     def given(self) -> bool:
@@ -55,7 +57,7 @@ def _each(name: str, given: Any, one: bool, n: int) -> list[Any] | None:
     """Return one word or position a text, or None."""
     if given is None:
         return None
-    each = [given] * n if one else list(given)
+    each = [given] * n if one else listed(name, given, f"one a text ({n})")
     if len(each) != n:
         raise InputError(message(name, f"one a text ({n})", f"{len(each)} of them"))
     return each
@@ -79,11 +81,9 @@ def _span(encoding: Encoding, word: str | WordSpan) -> WordSpan:
 
 def _position(encoding: Encoding, given: Any) -> tuple[int, ...]:
     size = len(encoding.ids)
-    if given == "last":
+    if isinstance(given, str) and given == "last":
         return (size - 1,)
-    if isinstance(given, str):
-        raise InputError(message("positions", "ints or 'last'", given))
-    each = (given,) if isinstance(given, Integral) else tuple(given)
+    each = [given] if isinstance(given, Integral) else listed("positions", given, _POSITION)
     if not each:
         raise InputError(message("positions", "at least one position a text", each))
     return tuple(index("positions", p, size, f"tokens in {encoding.text!r}") for p in each)

@@ -9,7 +9,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._picking import POOLS, Pick, picker, whole
 from wvprobe._progress import progress as progress_bar
-from wvprobe._validate import indices, message, one_of
+from wvprobe._validate import indices, listed, message, one_of
 from wvprobe.activations._batches import padded
 from wvprobe.adapters import PAIR_SITES, SITES, Architecture, Raw, Recipe
 from wvprobe.errors import InputError, MemoryLimitError
@@ -18,7 +18,7 @@ LONG_WORK = 16  # batches from which on progress is shown
 
 
 def checked_pool(arch: Architecture, pool: str | None) -> str:
-    """Return how several tokens become one vector: as asked, or as suits the architecture."""
+    """Return how listed tokens become one vector: as asked, or as suits the architecture."""
     if pool is None:
         return "last" if arch.causal else "mean"
     return one_of("pool", pool, POOLS)
@@ -30,7 +30,7 @@ class SitePlan:
     def __init__(
         self, model: Any, arch: Architecture, sites: str | Sequence[str], layers: Any
     ) -> None:
-        given = (sites,) if isinstance(sites, str) else tuple(sites)
+        given = (sites,) if isinstance(sites, str) else listed("sites", sites, "sites' names")
         if not given:
             raise InputError(message("sites", "at least one site", given))
         self.sites = tuple(dict.fromkeys(one_of("sites", s, tuple(SITES)) for s in given))
@@ -66,7 +66,7 @@ class SitePlan:
 class Run:
     """One pass over the texts: fills `results` batch by batch, in the caller's order.
 
-    A row is a text that runs, an item one of those that are asked for; rows may have several.
+    A row is a text that runs, an item one of those that are asked for; rows may have listed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Run:
             plan: the sites.
             rows: token ids of each text that runs.
             picked: positions of each item; None for all.
-            pool: how several positions become one vector.
+            pool: how listed positions become one vector.
             items: the items of each row; None where rows are items.
             numbers: what items are called in messages, where these are some of more.
         """

@@ -13,6 +13,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._progress import progress as progress_bar
 from wvprobe._types import Provenance
+from wvprobe._validate import file_path
 from wvprobe._validate import texts as checked_texts
 from wvprobe.activations._batches import batches_of
 from wvprobe.activations._places import Places, Positions, Words
@@ -44,7 +45,7 @@ def capture_to(
 
     The batches are those of a capture in memory, so that the numbers are the same bit for bit.
     """
-    folder = Path(out)
+    folder = file_path("out", out)
     capture = StoredCapture.of(
         model,
         texts,

@@ -23,6 +23,7 @@ from wvprobe.adapters.effective import effective_embedding
 from wvprobe.adapters.gradients import gradients
 from wvprobe.adapters.hooks import (
     Raw,
+    broken_too,
     changing,
     hook_point,
     logits,
@@ -88,6 +89,7 @@ __all__ = [
     "architecture",
     "attention_facts",
     "attention_norm",
+    "broken_too",
     "boot",
     "canonical_parameters",
     "changing",

@@ -6,6 +6,7 @@ the same thing in all of them, so the table here names the raw hook points.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wvprobe._validate import message
 from wvprobe.adapters.boot import require_head
 from wvprobe.adapters.rotation import fresh_rotation
 from wvprobe.adapters.structure import Architecture, first_position, has
-from wvprobe.errors import UnsupportedError
+from wvprobe.errors import InputError, UnsupportedError
 
 # Sites whose hook points give [batch, head, pos, d] instead of [batch, pos, ...].
 _HEADS_FIRST = ("pattern",)
@@ -32,6 +34,10 @@ Raw = tuple[str, int]
 # How many calls of attention within a call of attention are under way: none of them is part of the
 # forward that a reader outside looks at.
 _depth: ContextVar[int] = ContextVar("depth", default=0)
+
+
+# Whether NaN and infinity are read like other numbers.
+_broken_too: ContextVar[bool] = ContextVar("broken_too", default=False)
 
 
 class _Stop(Exception):
@@ -128,6 +134,29 @@ def _heads_before_pos(arch: Architecture, site: str) -> bool:
     return (site in ("q", "k") and arch.qk_norm) or (site == "v" and arch.mla)
 
 
+@contextmanager
+def broken_too() -> Iterator[None]:
+    """Read NaN and infinity like other numbers inside: an audit tells which identity they break."""
+    token = _broken_too.set(True)
+    try:
+        yield
+    finally:
+        _broken_too.reset(token)
+
+
+def _check_finite(model: Any, site: str, layer: int, value: Tensor) -> None:
+    """Refuse NaN and infinity where they first come up: they would go on into all that follows.
+
+    Raises:
+        InputError: there is some; site and layer are named.
+    """
+    # A sum is NaN or infinite where anything in it is; in half precision others can be, too.
+    if not math.isfinite(float(value.detach().sum())) and not bool(value.isfinite().all()):
+        got = f"NaN or infinity in {site} of layer {layer} of {model.cfg.model_name}"
+        hint = "Look at the checkpoint; if it is in half precision, load it in float32."
+        raise InputError(message("model", "one whose streams are finite", got, hint))
+
+
 def depth() -> int:
     """Return how many calls of attention within a call of attention are under way."""
     return _depth.get()
@@ -161,6 +190,8 @@ def reading(
         def hook(_module: Any, _inputs: Any, output: Tensor) -> None:
             if depth() != level:
                 return
+            if not _broken_too.get():
+                _check_finite(model, site, layer, output)
             receive(site, layer, output)
             pending.discard((site, layer))
             if not pending:
@@ -260,10 +291,19 @@ def logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
 
     Raises:
         UnsupportedError: the checkpoint carried no head.
+        InputError: they hold NaN, or the model is in no state to run.
     """
     require_head(model, "logits")
     with torch.no_grad():
-        return model.original_model(**forward_arguments(model, tokens, mask)).logits
+        found = model.original_model(**forward_arguments(model, tokens, mask)).logits
+    if not (
+        _broken_too.get() or math.isfinite(float(found.amax()))
+    ):  # of tokens that cannot come it is −inf
+        raise InputError(
+            f"logits of {model.cfg.model_name} hold NaN or infinity. Look at the checkpoint; if it "
+            "is in half precision, load it in float32."
+        )
+    return found
 
 
 def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
@@ -279,8 +319,34 @@ def run_backbone(model: Any, tokens: Tensor, mask: Tensor) -> None:
         model.original_model.base_model(**forward_arguments(model, tokens, mask))
 
 
+def _check_state(model: Any) -> None:
+    """Refuse a model whose forward fails, or gives other numbers each time."""
+    name = model.cfg.model_name
+    for parameter in model.original_model.parameters():
+        if parameter.is_meta:
+            raise InputError(
+                f"{name} is on device 'meta', which holds no numbers. Load its weights."
+            )
+        if not parameter.is_floating_point():
+            raise UnsupportedError(
+                f"{name} has weights of {parameter.dtype}: it is quantised, which wvprobe does not "
+                "model. Load the checkpoint that it was quantised from."
+            )
+    if any(module.training for module in model.original_model.modules()):
+        raise InputError(
+            f"{name} is in training mode, in which dropout draws anew at every call. "
+            "Call model.eval() first."
+        )
+
+
 def forward_arguments(model: Any, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
-    """Return what a forward on padded tokens is called with."""
+    """Return what a forward on padded tokens is called with.
+
+    Raises:
+        InputError: the model has no numbers (``meta``), or is in training mode.
+        UnsupportedError: its weights are quantised.
+    """
+    _check_state(model)
     fresh_rotation(model)
     known = inspect.signature(model.original_model.base_model.forward).parameters
     arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}

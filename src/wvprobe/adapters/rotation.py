@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from wvprobe._rotary import Rotary
+from wvprobe._shapes import check_there
 from wvprobe.adapters.structure import Architecture
 from wvprobe.errors import UnsupportedError
 
@@ -142,6 +143,7 @@ def _check(
     model: Any, module: Any, found: Rotary, seq_len: int, layer_type: tuple[str, ...]
 ) -> None:
     # The last position tells the module the length; far angles are not exact in its float32.
+    check_there(f"the frequencies of {model.cfg.model_name}", found.inv_freq)
     at = torch.tensor([0, 1, 5, 23], device=found.inv_freq.device).clamp(max=seq_len - 1)
     positions = torch.cat((at, at.new_tensor([seq_len - 1])))[None]
     with torch.no_grad():

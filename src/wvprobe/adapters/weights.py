@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from wvprobe._linalg import at_least_float32
+from wvprobe._shapes import check_there
 from wvprobe.adapters.boot import why_no_head
 from wvprobe.adapters.structure import Architecture, first_position, has
 from wvprobe.errors import InputError, UnsupportedError
@@ -93,7 +94,7 @@ def layer_weights(model: Any, layer: int) -> LayerWeights:
     attention = model.blocks[layer].attn
     found: dict[str, Any] = {}
     for letter in "QKVO":
-        found[f"W_{letter}"] = getattr(attention, f"W_{letter}").detach()
+        found[f"W_{letter}"] = _read(model, layer, f"W_{letter}")
         # TransformerLens raises where there is no bias, so the module itself is asked.
         module = getattr(attention, letter.lower()).original_component
         has_bias = getattr(module, "bias", None) is not None
@@ -101,11 +102,25 @@ def layer_weights(model: Any, layer: int) -> LayerWeights:
     return LayerWeights(**found)
 
 
+def _read(model: Any, layer: int, name: str) -> Tensor:
+    """Read one of a layer's weights as TransformerLens splits it by heads.
+
+    Raises:
+        UnsupportedError: it is on no device, or quantised.
+    """
+    try:
+        return getattr(model.blocks[layer].attn, name).detach()
+    except NotImplementedError as error:  # it says which of the two
+        raise UnsupportedError(
+            f"{name} of layer {layer} in {model.cfg.model_name} cannot be read: {error}"
+        ) from error
+
+
 def output_weight(model: Any, arch: Architecture, layer: int) -> Tensor:
     """Read W_O of one layer, [head, d_head_v, d_model]."""
     attention = model.blocks[layer].attn
     if not arch.mla:
-        return attention.W_O.detach()
+        return _read(model, layer, "W_O")
     # TransformerLens splits by the wrong width here: values are narrower than queries.
     weight = attention.o.original_component.weight.detach()
     return weight.T.unflatten(0, (arch.n_heads, arch.d_head_v))
@@ -164,6 +179,7 @@ def norm(model: Any, component: Any) -> Norm:
 
 def _check_finite(model: Any, component: Any, module: Any) -> None:
     for name, parameter in module.named_parameters(recurse=False):
+        check_there(f"the {name} of a norm in {model.cfg.model_name}", parameter)
         if not bool(torch.isfinite(parameter).all()):
             paths = (p for p, part in model.named_modules() if part is component)
             path = next(paths, "a norm").replace("._original_component", "")

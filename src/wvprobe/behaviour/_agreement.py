@@ -8,9 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from wvprobe._shapes import floating
 from wvprobe._statistics import mean_interval, spearman
 from wvprobe._types import Result
-from wvprobe._validate import index, message, one_of
+from wvprobe._validate import index, instance, message, one_of
+from wvprobe._validate import pairs as checked_pairs
+from wvprobe._validate import seed as checked_seed
 from wvprobe.behaviour._heads import BehaviourResult
 from wvprobe.errors import InputError, ShapeError
 
@@ -146,9 +149,14 @@ def behaviour_agreement(
         >>> len(agreement.to_frame())
         1
     """
+    seed = checked_seed(seed)
     one_of("resample", resample, ("layer", "head"))
+    instance("behaviour", behaviour, BehaviourResult, "Use head_behaviour(model).")
+    instance("weights", weights, Mapping, "Name the scores: {'copying': found.rank}.")
     shape = behaviour.values.shape[1:]
     for name, values in weights.items():
+        if not isinstance(values, Tensor) or values.is_meta:
+            raise InputError(message(f"weights[{name!r}]", "a tensor", type(values).__name__))
         if values.shape != shape:
             shown = f"shape {list(values.shape)}"
             raise ShapeError(message(f"weights[{name!r}]", f"[layer, head] = {list(shape)}", shown))
@@ -156,6 +164,7 @@ def behaviour_agreement(
         pairs = [(one, other) for one in behaviour.names for other in weights]
         # Scores that a model has not are no pairs that anyone asked for.
         pairs = [pair for pair in pairs if bool((~behaviour[pair[0]].isnan()).any())]
+    pairs = checked_pairs("pairs", pairs, "(behaviour's score, weights' score) pairs")
     if not pairs:
         raise InputError(message("weights", "at least one score", dict(weights)))
     parts = []
@@ -187,12 +196,21 @@ def composed_with(
         layer: the writer's layer.
         head: the writer.
 
+    Raises:
+        InputError: no such layer or head, or scores that are not finite.
+        ShapeError: scores of other axes.
+
     Examples:
         >>> from wvprobe.behaviour import composed_with
         >>> found = composed_with(wvprobe.composition(heads, "K").scores, 0, 3)
         >>> bool(found[0].isnan().all()), bool(found[1:].isnan().any())
         (True, False)
     """
+    axes = ("writer layer", "writer head", "reader layer", "reader head")
+    scores = floating("scores", scores, axes, hint="Use wvprobe.composition(heads, mode).scores.")
+    if scores.shape[:2] != scores.shape[2:]:
+        shown = f"shape {list(scores.shape)}"
+        raise ShapeError(message("scores", "of as many writers as readers", shown))
     layer = index("layer", layer, scores.shape[0], "layers")
     found = scores[layer, index("head", head, scores.shape[1], "heads")].clone()
     found[: layer + 1] = torch.nan

@@ -11,8 +11,9 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._statistics import ratio_interval
 from wvprobe._types import HeadId, Result
+from wvprobe._validate import instance, message
 from wvprobe._validate import length as checked_length
-from wvprobe._validate import message
+from wvprobe._validate import seed as checked_seed
 from wvprobe.behaviour._relations import DIRECTIONS, Found, Pair, Parsed, found_words, parsed
 from wvprobe.datasets import LabelledDataset
 from wvprobe.errors import InputError
@@ -212,6 +213,7 @@ def dependency_heads(
         >>> set(found.to_frame().relation)
         {'nsubj'}
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     checked_length("min_pairs", min_pairs)
     halves, sentences = _sentences(model, dataset, limit, exclude, seed)
@@ -255,6 +257,7 @@ def _sentences(
 
     A text that stands in the treebank several times is taken once.
     """
+    instance("dataset", dataset, LabelledDataset, "Use wvprobe.datasets.load_conllu(path).")
     if "deprel" not in dataset.columns or all(s.heads is None for s in dataset):
         hint = "Use wvprobe.datasets.load_conllu(path)."
         raise InputError(message("dataset", "sentences with dependencies", dataset.name, hint))

@@ -13,7 +13,8 @@ from wvprobe import adapters
 from wvprobe._statistics import mean_interval
 from wvprobe._types import Result
 from wvprobe._validate import length as checked_length
-from wvprobe._validate import message, one_of
+from wvprobe._validate import listed, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe._validate import texts as checked_texts
 from wvprobe.adapters import Architecture
 from wvprobe.behaviour._on_repeats import on_repeats, repeats
@@ -153,6 +154,9 @@ class BehaviourResult(Result):
         import pandas
 
         checked_length("k", k)
+        kinds = listed("kinds", kinds, f"some of {', '.join(self.names)}")
+        if not kinds:
+            raise InputError(message("kinds", "at least one score", kinds))
         rows = [row for kind in kinds for row in self._strongest(kind, k)]
         columns = "kind rank layer head score low high chance margin".split()
         return pandas.DataFrame(rows, columns=columns)
@@ -237,6 +241,7 @@ def head_behaviour(
         >>> found["induction"].shape, found.excess("induction").shape
         (torch.Size([3, 6]), torch.Size([3, 6]))
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     given = _bundled(model) if texts is None else checked_texts(texts)
     if checked_length("samples", samples) < 2 or checked_length("length", length) < 3:

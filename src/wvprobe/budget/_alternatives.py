@@ -1,11 +1,12 @@
 """What else a model's heads could be, at which cost, and what would break."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import length
+from wvprobe._validate import instance, length
 from wvprobe.budget._arithmetic import BYTES, HeadBudget
 
 # Head widths that FlashAttention-2 is compiled for (Dao 2023, https://arxiv.org/abs/2307.08691;
@@ -149,6 +150,7 @@ def alternatives(
         >>> "MQA" in set(wvprobe.alternatives(budget).to_frame().kind)
         True
     """
+    instance("budget", budget, HeadBudget, "HeadBudget.from_model(model) makes one.")
     length("context", context)
     rest = {"kv_rank": None, "q_rank": None, "d_shared_key": 0, "biases": _plain(budget)}
     plain = _resized(budget, **rest)
@@ -181,7 +183,8 @@ def _plain(budget: HeadBudget) -> tuple[str, ...]:
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return low + [number // n for n in reversed(low) if n * n != number]
 
 
 def _uneven(heads: int, width: int) -> list[tuple[int, ...]]:

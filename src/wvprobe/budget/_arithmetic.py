@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from wvprobe._validate import length, message, one_of
+from wvprobe._validate import at_least, length, listed, message, one_of
 from wvprobe.budget._rest import Rest
 from wvprobe.errors import InputError, UnsupportedError
 
@@ -90,7 +90,9 @@ class HeadBudget:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default())
             length(name, getattr(self, name))
-        object.__setattr__(self, "biases", tuple(self.biases))
+        named = isinstance(self.biases, str)
+        biases = self.biases if named else listed("biases", self.biases, "names")
+        object.__setattr__(self, "biases", tuple(biases))
         if self.n_heads % self.kv_heads:
             raise InputError(
                 message("n_kv_heads", f"a divisor of n_heads = {self.n_heads}", self.n_kv_heads)
@@ -98,8 +100,8 @@ class HeadBudget:
         self._check_latents()
         for bias in self.biases:
             one_of("biases", bias, [name.removeprefix("W_") for name in self.matrices])
-        if isinstance(self.rest, int) and self.rest < 0:
-            raise InputError(message("rest", "at least 0", self.rest))
+        if not (self.rest is None or isinstance(self.rest, Rest)):
+            at_least("rest", self.rest)
 
     def _even_width(self) -> int:
         if self.d_model % self.n_heads:
@@ -120,7 +122,7 @@ class HeadBudget:
         if self.kv_heads != self.n_heads:
             hint = "Under latent attention every head has keys and values of its own."
             raise InputError(message("n_kv_heads", f"{self.n_heads}", self.n_kv_heads, hint))
-        if not 0 <= self.d_shared_key < self.width:
+        if at_least("d_shared_key", self.d_shared_key) >= self.width:
             expected = f"from 0 to d_head - 1 = {self.width - 1}"
             raise InputError(message("d_shared_key", expected, self.d_shared_key))
         if self.qk_norm:

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import message
+from wvprobe._validate import instance, length, listed, message
+from wvprobe._validate import seed as checked_seed
 from wvprobe.budget._architectures import KnownArchitectures, known_architectures
 from wvprobe.errors import InputError
 
@@ -107,6 +108,12 @@ def head_scaling(
         >>> low <= slope <= high
         True
     """
+    seed = checked_seed(seed)
+    if known is not None:
+        instance("known", known, KnownArchitectures, "Use wvprobe.known_architectures().")
+    widths = [length("widths", width) for width in listed("widths", widths, "head widths")]
+    if not widths:
+        raise InputError(message("widths", "at least one head width", widths))
     models = list(known_architectures() if known is None else known)
     families = tuple(budget.family for budget in models)
     if len(models) < 3 or len(set(families)) < 2:

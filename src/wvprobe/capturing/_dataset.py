@@ -9,7 +9,7 @@ from typing import Any, Literal
 from wvprobe import adapters
 from wvprobe._progress import progress as progress_bar
 from wvprobe._threads import threads as with_threads
-from wvprobe._validate import message, one_of
+from wvprobe._validate import file_path, message, one_of
 from wvprobe.activations import LONG_WORK, StoredActivations, StoredCapture, capture, open_store
 from wvprobe.capturing._ray import cluster, ray_module, write_shards
 from wvprobe.capturing._source import Source, read_source
@@ -95,6 +95,7 @@ def capture_dataset(
         (('item', 'layer', 'kv_head', 'd_head_v'), True)
     """
     one_of("engine", engine, ENGINES)
+    out = file_path("out", out)
     local = engine == "local"
     if local:
         others = None if same_processor else False
@@ -115,14 +116,14 @@ def capture_dataset(
             return _with_labels(stored, asked)
         todo = StoredCapture.of(bridge, asked.texts, sites, **settings)
         prepare = todo.prepare if same_processor else _for_any(todo.prepare)
-        with Writer.of(Path(out)) as writer:
+        with Writer.of(out) as writer:
             manifest = writer.start(prepare)
             missing = writer.missing()
             order = Order(
                 model=model,
                 device=device,
                 threads=n_threads,
-                folder=str(Path(out).resolve()),
+                folder=str(out.resolve()),
                 identity=manifest.identity,
                 sites=todo.plan.sites,
                 layers=layers,

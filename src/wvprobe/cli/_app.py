@@ -34,7 +34,7 @@ Model = Annotated[
     str,
     typer.Argument(help="Alias, folder, GGUF file or hub name.", autocompletion=known_models),
 ]
-Rows = Annotated[int, typer.Option("-k", help="How many rows of each table.")]
+Rows = Annotated[int, typer.Option("-k", min=1, help="How many rows of each table.")]
 
 
 def examples(*lines: str) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._progress import progress
 from wvprobe._validate import length, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import StoredActivations
 from wvprobe.contextual_drift._baseline import RandomTokenDraw, RandomTokens, mean_cosine
 from wvprobe.contextual_drift._corrections import CORRECTIONS, Correction, fit_correction
@@ -18,7 +19,7 @@ from wvprobe.contextual_drift._layers import layer_similarity
 from wvprobe.contextual_drift._measures import SHUFFLES, measure_word
 from wvprobe.contextual_drift._result import CORRECTABLE, MEASURES, DriftResult
 from wvprobe.contextual_drift._vectors import ItemVectors, Reader, read_items
-from wvprobe.datasets import SenseDataset, SenseItem, load_senses
+from wvprobe.datasets import SenseDataset, SenseItem, senses_or_bundled
 from wvprobe.errors import InputError
 
 # Sentences that are read together: enough of like length to fill batches.
@@ -85,10 +86,11 @@ def drift(
         >>> found.to_frame().layer.tolist()
         [0, 1, 2, 3]
     """
+    seed = checked_seed(seed)
     if correction is not None:
         one_of("correction", correction, CORRECTIONS)
     reader = Reader.of(model, position, pool, prepend_bos)
-    data = load_senses() if dataset is None else dataset
+    data = senses_or_bundled(dataset)
     if store is not None:
         reader = reader.from_store(store, [item.sentence for item in data.items])
     generator = torch.Generator().manual_seed(seed)

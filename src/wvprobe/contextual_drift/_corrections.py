@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe._decompositions import eigh
+from wvprobe._shapes import floating
 from wvprobe._validate import message, one_of
 from wvprobe.errors import InputError
 
@@ -67,7 +68,7 @@ def fit_correction(tokens: Float[Tensor, "token layer d_model"], kind: str) -> C
         True
     """
     one_of("correction", kind, CORRECTIONS)
-    n, _, d = tokens.shape
+    n, _, d = floating("tokens", tokens, ("token", "layer", "d_model")).shape
     components = max(1, round(d / 100))
     if n < 2 + components:
         hint = "Use more sentences, or no correction."

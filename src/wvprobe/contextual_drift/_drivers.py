@@ -13,6 +13,7 @@ from wvprobe import adapters
 from wvprobe._statistics import mean_interval, resampled_totals
 from wvprobe._types import HeadId, Result
 from wvprobe._validate import index, length, message
+from wvprobe._validate import seed as checked_seed
 from wvprobe.components import Component
 from wvprobe.contextual_drift._driver_looks import KINDS, Source, where_heads_look
 from wvprobe.contextual_drift._driver_pairs import (
@@ -24,7 +25,7 @@ from wvprobe.contextual_drift._driver_pairs import (
 )
 from wvprobe.contextual_drift._driver_swaps import exchange_heads
 from wvprobe.contextual_drift._vectors import Reader
-from wvprobe.datasets import SenseDataset, load_senses
+from wvprobe.datasets import SenseDataset, senses_or_bundled
 from wvprobe.errors import InputError
 
 
@@ -264,6 +265,7 @@ def drift_drivers(
         >>> found.error < 1e-5  # contributions sum to the separation
         True
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     middle = (arch.n_layers + 1) // 2
     layer = middle if layer is None else index("layer", layer, arch.n_layers + 1, "streams")
@@ -273,7 +275,7 @@ def drift_drivers(
     n_pairs, n_heads = length("n_pairs", n_pairs), length("n_heads", n_heads)
     n_checked = min(length("n_checked", n_checked), n_pairs)
     reader = Reader.of(model, "target", pool, prepend_bos)
-    data = load_senses() if dataset is None else dataset
+    data = senses_or_bundled(dataset)
     found = occurrences(reader, data, layer)
     pairs = drawn_pairs(found, n_pairs, torch.Generator().manual_seed(seed))
     u = directions(found, pairs)

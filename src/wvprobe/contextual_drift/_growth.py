@@ -10,7 +10,8 @@ from torch import Tensor
 
 from wvprobe._statistics import mean_interval
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import message, one_of
+from wvprobe._validate import instance, length, listed, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.contextual_drift._laws import LAWS, N_PARAMETERS, Fit, fit_law
 from wvprobe.contextual_drift._result import DriftResult
 from wvprobe.errors import InputError, ShapeError
@@ -196,15 +197,17 @@ def growth_law(
         >>> set(found.to_frame().query("winner").law)
         {'exponential'}
     """
+    seed = checked_seed(seed)
     one_of("errors", errors, ERRORS)
     if isinstance(curves, DriftResult):
         words = curves.words if words is None else words
         found = curves.curves()
     else:
+        instance("curves", curves, (DriftResult, Mapping), "Name each metric: {'cosine': curve}.")
         found = dict(curves)
     named = _checked(found, words)
     longest = max(curve.shape[1] for curve in found.values())
-    depth = longest - 1 if n_layers is None else n_layers
+    depth = longest - 1 if n_layers is None else length("n_layers", n_layers)
     untestable = ""
     if depth < LEAST_LAYERS:
         untestable = f"{depth} layers do not tell the laws apart; it takes {LEAST_LAYERS}."
@@ -246,6 +249,11 @@ def _checked(curves: Mapping[str, Tensor], words: Sequence[str] | None) -> tuple
     """Return the words' names, once the curves are found usable."""
     if not curves:
         raise InputError(message("curves", "at least one metric", curves))
+    for name, curve in curves.items():
+        if not isinstance(curve, Tensor) or curve.is_meta:
+            raise InputError(message(f"curves[{name!r}]", "a tensor [word, layer]", curve))
+    if any(curve.dim() < 1 for curve in curves.values()):
+        raise ShapeError(message("curves", "[word, layer]", "single numbers"))
     sizes = {len(curve) for curve in curves.values()}
     if len(sizes) > 1 or any(curve.dim() != 2 for curve in curves.values()):
         shapes = {name: tuple(curve.shape) for name, curve in curves.items()}
@@ -254,7 +262,9 @@ def _checked(curves: Mapping[str, Tensor], words: Sequence[str] | None) -> tuple
         if bool((curve < 0).any() or curve.isinf().any()):
             raise InputError(message(f"curves[{name!r}]", "distances", "negative or infinite ones"))
     n = sizes.pop()
-    named = tuple(map(str, range(n))) if words is None else tuple(words)
+    named = tuple(map(str, range(n)))
+    if words is not None:
+        named = tuple(listed("words", words, "names"))
     if len(named) != n:
         raise InputError(message("words", f"one name a curve ({n})", f"{len(named)} of them"))
     return named

@@ -12,7 +12,8 @@ from wvprobe import adapters
 from wvprobe._statistics import resampled_totals
 from wvprobe._told_apart import TIED
 from wvprobe._types import Result
-from wvprobe._validate import message
+from wvprobe._validate import instance, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.contextual_drift._vectors import Reader, read_items
 from wvprobe.datasets import SenseDataset, SenseItem
 from wvprobe.errors import InputError
@@ -141,12 +142,12 @@ def held_out_senses(
         >>> held_out_senses(model, replace(senses, items=items)).words
         ('bank',)
     """
+    seed = checked_seed(seed)
     reader = Reader.of(model, position, pool, prepend_bos)
-    parts = {name: [item for item in dataset if item.split == name] for name in (train, test)}
+    instance("dataset", dataset, SenseDataset, "load_senses returns one.")
     for argument, name in (("train", train), ("test", test)):
-        if not parts[name]:
-            there = sorted({item.split for item in dataset})
-            raise InputError(message(argument, f"a split of the set, one of {there}", name))
+        one_of(argument, name, tuple(sorted({item.split for item in dataset})))
+    parts = {name: [item for item in dataset if item.split == name] for name in (train, test)}
     untrained = {(i.word, i.sense) for i in parts[test]} - {(i.word, i.sense) for i in parts[train]}
     if untrained:
         raise InputError(

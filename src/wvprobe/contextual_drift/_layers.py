@@ -10,8 +10,10 @@ from torch import Tensor
 
 from wvprobe._decompositions import svdvals
 from wvprobe._linalg import factored_singular_values
+from wvprobe._shapes import floating
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import message
+from wvprobe._validate import listed, message
+from wvprobe._validate import seed as checked_seed
 from wvprobe.errors import InputError
 
 _CKA_ITEMS = 600
@@ -121,14 +123,15 @@ def layer_similarity(
         >>> bool((found.cka.diagonal() - 1).abs().max() < 1e-5)
         True
     """
-    n, layers, _ = x.shape
+    seed = checked_seed(seed)
+    n, layers, _ = floating("x", x, ("item", "layer", "d_model")).shape
     if n < 4:
         raise InputError(message("x", "vectors of at least four items", n))
-    if not bool(x.isfinite().all()):
-        raise InputError(message("x", "finite", "NaN or infinity"))
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(n, generator=generator)[:_CKA_ITEMS]
-    names = list(range(n)) if words is None else list(words)
+    names = list(range(n)) if words is None else listed("words", words, f"a word an item ({n})")
+    if len(names) != n or not all(isinstance(name, str | int) for name in names):
+        raise InputError(message("words", f"a word an item ({n}), strings or ints", names))
     kinds = {name: number for number, name in enumerate(dict.fromkeys(names))}
     word = torch.tensor([kinds[name] for name in names])[chosen]
     # A word's occurrences go together; those of a single word can only go one by one.

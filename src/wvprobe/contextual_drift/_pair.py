@@ -15,13 +15,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe import adapters
+from wvprobe._shapes import floating
 from wvprobe._types import Result
-from wvprobe._validate import index, length
+from wvprobe._validate import index, instance, length, message
+from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import capture, read_sites
 from wvprobe.components import Component, stream_components
 from wvprobe.contextual_drift._baseline import RandomTokenDraw
 from wvprobe.contextual_drift._vectors import Reader
-from wvprobe.datasets import SenseDataset, SenseItem, load_senses
+from wvprobe.datasets import SenseDataset, SenseItem, load_senses, senses_or_bundled
+from wvprobe.errors import ShapeError
 from wvprobe.words import WordSpan, encode, find_word, word_at
 
 # Sentences a sense where the word is not in the bundled set and all its words stand in.
@@ -176,12 +179,26 @@ class PairDriftResult(Result):
 def normalised_distance(a: Tensor, b: Tensor) -> Tensor:
     """Return ‖a − b‖ / ½(‖a‖ + ‖b‖) along the last axis: 0 for equal, at most 2.
 
+    Args:
+        a: vectors, [..., d].
+        b: others, in the same shape.
+
+    Raises:
+        InputError: one is no tensor of finite numbers.
+        ShapeError: their shapes differ.
+
     Examples:
         >>> from wvprobe.contextual_drift import normalised_distance
         >>> normalised_distance(torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0]))
         tensor(2.)
     """
-    return 2 * (a - b).norm(dim=-1) / (a.norm(dim=-1) + b.norm(dim=-1))
+    for name, vectors in (("a", a), ("b", b)):
+        floating(name, vectors, ("d",), batch=True)
+    if a.shape != b.shape:
+        raise ShapeError(message("b", f"[…, d] = {list(a.shape)} as `a`", f"shape {list(b.shape)}"))
+    # Two zero vectors are equal: 0 / 0 is not what is meant.
+    total = a.norm(dim=-1) + b.norm(dim=-1)
+    return 2 * (a - b).norm(dim=-1) / torch.where(total > 0, total, 1.0)
 
 
 def drift_baseline(
@@ -210,7 +227,8 @@ def drift_baseline(
         >>> drift_baseline(model, sentences=20).cosine.shape  # by stream
         torch.Size([4])
     """
-    data = load_senses() if dataset is None else dataset
+    seed = checked_seed(seed)
+    data = senses_or_bundled(dataset)
     generator = torch.Generator().manual_seed(seed)
     reader = Reader.of(model, "target", None, None)
     most = None if sentences is None else length("sentences", sentences)
@@ -269,7 +287,10 @@ def drift_pair(
         >>> pair.cosine.shape, bool((pair.cosine[0] - 1).abs() < 1e-5)  # one token, one embedding
         (torch.Size([4]), True)
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
+    if baseline is not None:
+        instance("baseline", baseline, DriftBaseline, "drift_baseline(model) returns one.")
     texts = (text_a, text_b)
     spans = tuple(find_word(model, text, word) for text in texts)
     seen = capture(model, texts, "stream", words=spans)

@@ -12,9 +12,10 @@ from wvprobe import adapters
 from wvprobe._statistics import mean_interval
 from wvprobe._types import Result
 from wvprobe._validate import length
+from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import read_sites
 from wvprobe.contextual_drift._vectors import Reader
-from wvprobe.datasets import SenseDataset, SenseItem, load_senses
+from wvprobe.datasets import SenseDataset, SenseItem, senses_or_bundled
 
 _TOGETHER = 128
 
@@ -116,8 +117,9 @@ def score_drift(
         >>> bool((found.difference[:, 0].abs() < 1e-3).all())  # no context at layer 0
         True
     """
+    seed = checked_seed(seed)
     reader = Reader.of(model, "target", "last", prepend_bos)
-    data = load_senses() if dataset is None else dataset
+    data = senses_or_bundled(dataset)
     most = length("max_occurrences", max_occurrences)
     generator = torch.Generator().manual_seed(seed)
     chosen: list[list[SenseItem]] = []

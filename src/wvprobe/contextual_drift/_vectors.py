@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._sinks import sinks_among, special_tokens
-from wvprobe._validate import message, one_of
+from wvprobe._validate import instance, message, one_of
 from wvprobe.activations import StoredActivations, checked_pool, read_sites
 from wvprobe.datasets import SenseItem
 from wvprobe.errors import InputError
@@ -69,6 +69,7 @@ class Reader:
         Raises:
             InputError: the store lacks a text, a stream, or was captured with another model.
         """
+        instance("store", store, StoredActivations, "wvprobe.activations.open_store opens one.")
         store.require(self.model, ["stream"], self.prepend_bos)
         every = list(dict.fromkeys(texts))
         places = store.places(every, None).tolist()

@@ -13,7 +13,8 @@ from torch import Tensor
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import t_interval
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import length, message, one_of
+from wvprobe._validate import finite, length, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.counterfactual._small_models import (
     Architecture,
     architectures,
@@ -257,10 +258,10 @@ def compare_biases(
         >>> sorted(set(found.to_frame().architecture))
         ['halves', 'parallel', 'sequential', 'uneven', 'wide']
     """
+    seed = checked_seed(seed)
     _check_sizes(n_heads, d_head, symbols)
     steps = (_QUICK_STEPS if quick else _STEPS) if steps is None else length("steps", steps)
-    if not 0 < learning_rate < float("inf"):
-        raise InputError(message("learning_rate", "a number above 0", learning_rate))
+    learning_rate = finite("learning_rate", learning_rate, above=0.0)
     recipe = Recipe(
         steps,
         min(_QUICK_POINTS if quick else _POINTS, steps),

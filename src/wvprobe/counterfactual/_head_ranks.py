@@ -13,12 +13,12 @@ from wvprobe._decompositions import svdvals
 from wvprobe._linalg import effective_rank
 from wvprobe._statistics import ratio_interval
 from wvprobe._types import Result
-from wvprobe._validate import message, one_of
+from wvprobe._validate import finite, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.counterfactual._cuts import output_cut, root
 from wvprobe.counterfactual._moments import both_moments
 from wvprobe.counterfactual._plans import PARTS, output_maps
 from wvprobe.counterfactual._streams import calibration_texts
-from wvprobe.errors import InputError
 from wvprobe.words import encode
 
 _TOKENS = 4  # for each dimension of a head, at least
@@ -148,8 +148,8 @@ def head_ranks(
         >>> found.needed("OV").shape, bool((found.needed("OV") <= 14).all())
         (torch.Size([3, 6]), True)
     """
-    if not 0 < share <= 1:
-        raise InputError(message("share", "in (0, 1]", share))
+    seed = checked_seed(seed)
+    share = finite("share", share, above=0.0, most=1.0)
     arch = adapters.architecture(model)
     read = calibration_texts(model, arch, texts, least=_TOKENS)
     outputs, scores = both_moments(model, arch, read, progress)

@@ -15,6 +15,7 @@ from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import mean_interval, spearman
 from wvprobe._types import Result
 from wvprobe._validate import indices
+from wvprobe._validate import seed as checked_seed
 from wvprobe.adapters import Architecture, AttentionCall
 from wvprobe.compose import composition
 from wvprobe.counterfactual._blocks import told
@@ -154,6 +155,7 @@ def head_interactions(
         >>> len(found.to_frame())  # what each head of the block does to each, itself included
         36
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     chosen = indices("layers", layers, arch.n_layers, "layers")
     given = texts_or_prose(texts)

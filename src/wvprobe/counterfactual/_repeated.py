@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from wvprobe import adapters
 from wvprobe._effects import texts_or_prose
+from wvprobe._validate import seed as checked_seed
 from wvprobe.counterfactual._blocks import Layers, block_sets, measure_rewrites, told
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.counterfactual._rewrites import full_width
@@ -83,6 +84,7 @@ def repeated_head(
         >>> found.settings[-1], bool((found.kl >= -1e-6).all())
         ('bf16 rounding', True)
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     sets, h = block_sets(arch, layers), arch.n_heads
     schedules = (

@@ -13,6 +13,7 @@ from wvprobe import adapters
 from wvprobe._effects import Setting, measure_effects, texts_or_prose
 from wvprobe._statistics import mean_interval
 from wvprobe._validate import length, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.adapters import Architecture
 from wvprobe.counterfactual._allocation import (
     common_step,
@@ -247,6 +248,7 @@ def resize_heads(
         >>> bool(whole.abs().max() < 1e-5)  # at the full budget nothing changes
         True
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     one_of("part", part, PARTS)
     one_of("scope", scope, SCOPES)

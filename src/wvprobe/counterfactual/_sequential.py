@@ -11,6 +11,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._effects import texts_or_prose
 from wvprobe._validate import length, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.adapters import Architecture
 from wvprobe.counterfactual._blocks import Layers, block_sets, measure_rewrites, told
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
@@ -92,6 +93,7 @@ def sequential_heads(
         >>> found.to_frame().setting.tolist()
         ['block 1, natural', 'bf16 rounding']
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     sets, names = block_sets(arch, layers), _order_names(orders)
     permutations = _permutations(arch, names, seed)

@@ -12,6 +12,7 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._effects import Setting, measure_effects, texts_or_prose
 from wvprobe._validate import length, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.adapters import Architecture, Raw
 from wvprobe.counterfactual._changes import ROUNDING, ChangeResult
 from wvprobe.counterfactual._key_values import key_value_moments
@@ -167,6 +168,7 @@ def share_kv_heads(
         >>> found.settings
         ('2 → 1, svd', 'bf16 rounding')
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     if arch.mla:
         raise UnsupportedError(

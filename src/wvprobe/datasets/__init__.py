@@ -26,6 +26,7 @@ from wvprobe.datasets._prose import PROSE_SPLITS as PROSE_SPLITS
 from wvprobe.datasets._prose import load_prose as load_prose
 from wvprobe.datasets._sense_files import FORMATS as FORMATS
 from wvprobe.datasets._sense_files import load_senses as load_senses
+from wvprobe.datasets._sense_files import senses_or_bundled as senses_or_bundled
 from wvprobe.datasets._senses import SenseDataset as SenseDataset
 from wvprobe.datasets._senses import SenseItem as SenseItem
 from wvprobe.datasets._tables import load_labels as load_labels

@@ -12,11 +12,11 @@ from typing import Any
 from conllu.exceptions import ParseException
 from conllu.parser import parse_dict_value, parse_id_value, parse_int_value
 
-from wvprobe._validate import one_of
+from wvprobe._validate import message, one_of
 from wvprobe.datasets._files import blocks, comments, existing, fail
 from wvprobe.datasets._labels import LabelledDataset, LabelledSentence, Skipped
 from wvprobe.datasets._places import Unplaced, joined, places, split_places
-from wvprobe.errors import DataError
+from wvprobe.errors import DataError, InputError
 
 # Where CoNLL-U's ten cells stand; `deps` (8) is not read.
 _ID, _FORM, _LEMMA, _UPOS, _XPOS, _FEATS, _HEAD, _DEPREL, _MISC = 0, 1, 2, 3, 4, 5, 6, 7, 9
@@ -57,6 +57,8 @@ def load_conllu(path: str | Path, column: str = "upos") -> LabelledDataset:
         >>> treebank.words, treebank.labels
         (('Birds', 'sing'), ('NOUN', 'VERB'))
     """
+    if not isinstance(column, str):
+        raise InputError(message("column", "the name of a column", column))
     source = existing(path)
     files = sorted(source.glob("*.conllu")) if source.is_dir() else [source]
     if not files:

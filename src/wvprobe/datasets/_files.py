@@ -1,9 +1,11 @@
 """Files of labelled text, line by line: whatever is wrong is named with its file and line."""
 
 import csv
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from wvprobe._validate import file_path
 from wvprobe.errors import DataError
 
 
@@ -12,9 +14,10 @@ def existing(path: str | Path) -> Path:
 
     Raises:
         DataError: it is not.
+        InputError: it is no path.
     """
-    source = Path(path).expanduser()
-    if not source.exists():
+    source = Path(os.path.expanduser(file_path("path", path)))
+    if not os.path.exists(source):  # which is False, too, for what no path can be
         raise DataError(f"there is no file or folder {source}. Check the path.")
     return source
 
@@ -29,7 +32,10 @@ def lines(source: Path) -> Iterator[tuple[int, str]]:
 
     Lines end at a line feed and nowhere else: Unicode's other separators occur inside words.
     """
-    content = source.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    try:
+        content = source.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise DataError(f"{source} cannot be read: {error}") from error
     for number, raw in enumerate(content.split(b"\n"), start=1):
         try:
             yield number, raw.removesuffix(b"\r").decode("utf-8")
@@ -62,6 +68,8 @@ def comments(block: Iterable[tuple[int, str]]) -> dict[str, str]:
 
 def csv_rows(source: Path, needed: Iterable[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
     """Yield each row of a CSV with the number of the line it ends on."""
+    if source.is_dir():
+        raise DataError(f"{source} is a folder. Name a CSV file.")
     with source.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         if missing := sorted(set(needed) - set(reader.fieldnames or ())):

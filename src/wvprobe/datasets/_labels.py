@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from wvprobe._validate import one_of
+from wvprobe._validate import instance, one_of
 from wvprobe.datasets._senses import SenseDataset
 
 
@@ -159,11 +159,15 @@ class LabelledDataset:
 def labelled_senses(dataset: SenseDataset) -> LabelledDataset:
     """Return words in context as labelled sentences: one item each, columns sense pos lemma.
 
+    Raises:
+        InputError: it is no SenseDataset.
+
     Examples:
         >>> from wvprobe.datasets import labelled_senses
         >>> labelled_senses(wvprobe.load_senses().only("bank")).columns
         ('sense', 'pos', 'lemma')
     """
+    instance("dataset", dataset, SenseDataset, "load_senses returns one.")
     return LabelledDataset(dataset.name, tuple(_one_word(dataset)), "sense", within="lemma")
 
 

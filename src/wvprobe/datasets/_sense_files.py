@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
-from wvprobe._validate import one_of
+from wvprobe._validate import instance, one_of
 from wvprobe.datasets._files import csv_rows, existing, fail
 from wvprobe.datasets._senses import SenseDataset, SenseItem
 from wvprobe.errors import DataError, InputError
@@ -37,13 +37,30 @@ def load_senses(path: str | Path | None = None, *, format: str = "auto") -> Sens
         >>> sorted({item.sense for item in senses.only("bank").items})
         ['device', 'money', 'river_side', 'tilt']
     """
+    one_of("format", format, ("auto", *FORMATS))
     if path is None:
         with resources.as_file(resources.files("wvprobe") / "data" / "polysemy.csv") as bundled:
             return _dataset("wvprobe polysemy", bundled, _read_senses)
-    one_of("format", format, ("auto", *FORMATS))
     source = existing(path)
     chosen = _told_format(source) if format == "auto" else format
     return _dataset(source.name, source, _READERS[chosen])
+
+
+def senses_or_bundled(dataset: SenseDataset | None) -> SenseDataset:
+    """Return the words in context that were given; None is the set that comes with wvprobe.
+
+    Raises:
+        InputError: they are no SenseDataset.
+
+    Examples:
+        >>> from wvprobe.datasets import senses_or_bundled
+        >>> senses_or_bundled(None).name
+        'wvprobe polysemy'
+    """
+    if dataset is None:
+        return load_senses()
+    instance("dataset", dataset, SenseDataset, "load_senses returns one.")
+    return dataset
 
 
 def _dataset(name: str, source: Path, read: Callable[[Path], Iterable[SenseItem]]) -> SenseDataset:

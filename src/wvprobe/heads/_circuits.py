@@ -4,12 +4,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wvprobe._types import HeadId
-from wvprobe._validate import message, one_of
+from wvprobe._validate import finite, message, one_of
 from wvprobe.circuits import Circuit
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.heads._fields import HeadFields
 
 PARTS = ("content", "rotary")
+
+
+def check_offset(offset: object) -> None:
+    """Raise InputError unless it is a finite number, or None."""
+    if offset is not None:
+        finite("offset", offset)
 
 
 class HeadCircuits(HeadFields):
@@ -64,6 +70,7 @@ class HeadCircuits(HeadFields):
         layer = self._layer(layer)
         kv = self.kv_head(head)
         part = self._checked_part(part)
+        check_offset(offset)
         turn = (layer, offset, seq_len, part)
         rotated = self.rotary[layer] is not None and offset is not None and part != "content"
         return Circuit(
@@ -144,6 +151,7 @@ class HeadCircuits(HeadFields):
         """
         layer = self._layer(layer)
         part = self._checked_part(part)
+        check_offset(offset)
         left = self._query_side(self.W_Q[layer], layer, offset, seq_len, part)
         return left, self._key_side(self.W_K[layer], layer, part)
 

@@ -17,7 +17,9 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._score_parts import FrozenHead, one_layer
 from wvprobe._types import Result
-from wvprobe._validate import length, message, one_of
+from wvprobe._validate import instance, length, message, one_of
+from wvprobe._validate import pairs as checked_pairs
+from wvprobe._validate import seed as checked_seed
 from wvprobe.components import Component, stream_components
 from wvprobe.errors import InputError
 from wvprobe.ledger._removal import Removal, Score, scores_without
@@ -156,8 +158,9 @@ def check_terms(
         >>> check_terms(model, ledger, terms=[("token", "MLP 0")]).predicted.shape  # side, term
         torch.Size([3, 1])
     """
-    _check_ledger(model, ledger)
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
+    _check_ledger(model, ledger)
     pairs = _drawn(ledger, length("n", n), seed) if terms is None else _named(ledger, terms)
     found = _Removed(model, arch, ledger, pairs)
     predicted = torch.stack(
@@ -184,6 +187,7 @@ def check_terms(
 
 
 def _check_ledger(model: Any, ledger: LedgerResult) -> None:
+    instance("ledger", ledger, LedgerResult, "score_ledger(model, ...) returns one.")
     if ledger.group != "component":
         hint = "Only components can be taken out where they are written."
         raise InputError(message("ledger", "grouped by 'component'", ledger.group, hint))
@@ -203,7 +207,8 @@ def _drawn(ledger: LedgerResult, n: int, seed: int) -> list[tuple[int, int]]:
 
 
 def _named(ledger: LedgerResult, terms: Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
-    if not terms:
+    chosen = checked_pairs("terms", terms, "pairs of components' names")
+    if not chosen:
         raise InputError(message("terms", "at least one pair of components", terms))
     sides = []
     for parts in (ledger.query_parts, ledger.key_parts):
@@ -213,7 +218,7 @@ def _named(ledger: LedgerResult, terms: Sequence[tuple[str, str]]) -> list[tuple
             sides[0][one_of("query component", query, tuple(sides[0]))],
             sides[1][one_of("key component", key, tuple(sides[1]))],
         )
-        for query, key in terms
+        for query, key in chosen
     ]
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wvprobe._validate import length, message, one_of
+from wvprobe._shapes import check_there
+from wvprobe._validate import finite, length, listed, message, one_of
 from wvprobe.errors import InputError, ShapeError
 from wvprobe.probes.fitting import GRIDS
 from wvprobe.probes.sources import Sites, as_sites
+from wvprobe.store import StoredSite
 
 # Below this a gradient cannot be resolved in float32.
 _FLOAT32_TOLERANCE = 1e-6
@@ -19,6 +21,12 @@ _NUMBERS = 2**23  # that are looked at at a time
 
 def checked_sites(X: Any) -> Sites:
     """Return what features `X` holds, in memory or on disk."""
+    if not isinstance(X, Tensor | StoredSite | Sites):
+        hint = "torch.from_numpy makes a tensor of an array."
+        expected = "a tensor [item, site…, feature], or a site of stored activations"
+        raise InputError(message("X", expected, type(X).__name__, hint))
+    if isinstance(X, Tensor):
+        check_there("X", X)
     if isinstance(X, Tensor) and (not X.is_floating_point() or X.dim() < 2 or 0 in X.shape):
         got = f"shape {list(X.shape)} of {X.dtype}"
         raise ShapeError(message("X", "[item, site…, feature] of floating numbers", got))
@@ -33,7 +41,9 @@ def checked_axes(
     if names is None:
         several = tuple(f"site_{axis}" for axis in range(len(shape)))
         names = ("site",) if len(shape) == 1 else several
-    if isinstance(names, str) or len(names) != len(shape) or len(set(names)) != len(shape):
+    given = names if isinstance(names, Mapping) else listed("site_axes", names, "names")
+    named = [name for name in given if isinstance(name, str)]
+    if not len(given) == len(shape) == len(set(named)):
         raise ShapeError(message("site_axes", f"{len(shape)} different names", names))
     given = names.values() if isinstance(names, Mapping) else [range(size) for size in shape]
     labels = tuple(tuple(part) for part in given)
@@ -71,8 +81,9 @@ def checked_grid(
     bounds = {"logistic": (0.0, math.inf), "least_squares": (0.0, math.inf), "lda": (0.0, 1.0)}
     if isinstance(penalty, str):
         one_of("penalty", penalty, ("cv",))
-        chosen = GRIDS[method] if penalties is None else tuple(sorted(map(float, penalties)))
+        chosen = GRIDS[method] if penalties is None else _sorted(penalties)
     else:
+        finite("penalty", penalty)
         if penalties is not None:
             hint = "`penalties` are what 'cv' chooses from."
             raise InputError(message("penalty", "'cv' where `penalties` are given", penalty, hint))
@@ -97,6 +108,11 @@ def checked_grid(
     return chosen
 
 
+def _sorted(penalties: Any) -> tuple[float, ...]:
+    given = listed("penalties", penalties, "numbers")
+    return tuple(sorted(finite("penalties", one) for one in given))
+
+
 def at_least_two(**counts: Any) -> None:
     """Refuse counts below 2."""
     for name, value in counts.items():
@@ -106,7 +122,7 @@ def at_least_two(**counts: Any) -> None:
 
 def share(name: str, value: float) -> float:
     """Return a number between 0 and 1."""
-    if isinstance(value, bool) or not 0 < value < 1:
+    if finite(name, value, above=0.0) >= 1:
         raise InputError(message(name, "above 0 and below 1", value))
     return float(value)
 

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from wvprobe._validate import message
+from wvprobe._shapes import check_there
+from wvprobe._validate import listed, message
 from wvprobe.errors import InputError, ShapeError
 
 
@@ -54,7 +55,10 @@ def values_of(name: str, given: Any, n: int) -> list[Any]:
         ShapeError: their number differs from X's items.
         InputError: some are neither ints nor strings, or both occur.
     """
-    values = given.tolist() if hasattr(given, "tolist") else list(given)
+    if isinstance(given, Tensor):
+        check_there(name, given)
+    each = f"one int or string an item ({n})"
+    values = listed(name, given.tolist() if hasattr(given, "tolist") else given, each)
     if len(values) != n:
         hint = f"`X` has {n} items in its first axis: one {name} each."
         raise ShapeError(message(name, f"of length {n}", f"shape [{len(values)}]", hint))
@@ -119,7 +123,7 @@ def plan_folds(
             continue
         items = train.nonzero()[:, 0]
         _check_inner(labels, items, inner)
-        part = _split(labels.y[items], groups[items], grouped, inner, seed + 1 + number)
+        part = _split(labels.y[items], groups[items], grouped, inner, (seed + 1 + number) % 2**32)
         within[number, items] = part
         for held in range(inner):
             _check_present(

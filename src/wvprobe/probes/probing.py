@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from wvprobe._statistics import benjamini_hochberg
 from wvprobe._types import Provenance
-from wvprobe._validate import length, message, one_of
+from wvprobe._validate import instance, length, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.errors import InputError
 from wvprobe.probes import fitting, online, permutation, scores
 from wvprobe.probes.arguments import (
@@ -129,6 +131,7 @@ def fit_probes(
         >>> found.best(1).site.item(), bool(found.scores["accuracy"][1] > 0.9)
         (1, True)
     """
+    seed = checked_seed(seed)
     x = checked_sites(X)
     axes, places = checked_axes(x, _named(X) if site_axes is None else site_axes)
     method = one_of("method", method, METHODS)
@@ -148,10 +151,12 @@ def fit_probes(
         standardise,
         share("tolerance", tolerance),
         length("most_iterations", most_iterations),
-        dtype_for(x, tolerance),
+        dtype_for(x, share("tolerance", tolerance)),
         None if block is None else length("block", block),
         progress,
     )
+    if references is not None:
+        instance("references", references, Mapping, "Name each: {'pca': top_components(x, 8)}.")
     others = dict(references or {})
     if _MAJORITY in others:
         raise InputError(message("references", f"without the name {_MAJORITY!r}", _MAJORITY))
@@ -314,7 +319,7 @@ def _permutations(
     seed: int,
 ) -> _Tests:
     one_of("permute", permute, permutation.PERMUTE)
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 0:
         raise InputError(message("n_permutations", "an int of 0 or more", n))
     within = None if strata is None else numbers_of("strata", strata, x.n).to(x.device)
     if n == 0:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from wvprobe._decompositions import svd
 from wvprobe._linalg import at_least_float32
-from wvprobe._validate import length, message
-from wvprobe.errors import InputError
+from wvprobe._shapes import floating
+from wvprobe._validate import length, listed, message
+from wvprobe._validate import seed as checked_seed
+from wvprobe.errors import InputError, ShapeError
 from wvprobe.probes.folds import values_of
 from wvprobe.probes.sources import Sites, as_sites, components, projected
 from wvprobe.store import StoredSite
@@ -103,6 +105,8 @@ def haar_projections(
         >>> references.make(0).shape
         torch.Size([30, 14])
     """
+    seed = checked_seed(seed)
+    x = _checked(x)
     _check_width("width", width, x.shape[-1])
     length("draws", draws)
 
@@ -139,6 +143,8 @@ def haar_complements(
         >>> references.make(0).shape
         torch.Size([30, 28])
     """
+    seed = checked_seed(seed)
+    x = _checked(x)
     _check_width("rank", rank, x.shape[-1] - 1)
     length("draws", draws)
 
@@ -172,7 +178,14 @@ def complement(
         >>> rest.shape, bool((rest.norm(dim=1) <= x.norm(dim=1) + 1e-4).all())
         (torch.Size([30, 28]), True)
     """
+    x = _checked(x)
+    floating("weight", weight, ("d_model", "width"), batch=True)
     _check_width("weight", weight.shape[-1], x.shape[-1] - 1)
+    sites = tuple(weight.shape[:-2])
+    fits = all(one in (1, own) for one, own in zip(sites, x.shape[1:-1], strict=False))
+    if weight.shape[-2] != x.shape[-1] or len(sites) not in (0, x.dim() - 2) or not fits:
+        expected = f"[site…, d_model, width] with the sites and d_model of {list(x.shape)}"
+        raise ShapeError(message("weight", expected, f"shape {list(weight.shape)}"))
     u, s, _ = svd(weight.double(), full_matrices=True)
     if bool((s[..., -1] <= 1e-7 * s[..., 0]).any()):
         hint = "Give a basis of its column space instead."
@@ -201,6 +214,7 @@ def top_components(x: Float[Tensor, "item *site d_model"] | StoredSite, width: i
         >>> sorted(wvprobe.fit_probes(x[:, :14], labels, references=references, **given).excess)
         ['majority', 'pca']
     """
+    x = _checked(x)
     _check_width("width", width, x.shape[-1])
 
     def make(train: Tensor) -> Tensor | Sites:
@@ -240,7 +254,8 @@ def control_task(
         >>> drawn[0] == drawn[2], drawn[1] == drawn[3]  # a word has one label
         (True, True)
     """
-    labels = values_of("y", y, len(types))
+    seed = checked_seed(seed)
+    labels = values_of("y", y, len(listed("types", types, "one type an item")))
     kinds = values_of("types", types, len(labels))
     length("draws", draws)
     place = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
@@ -277,7 +292,8 @@ def within_strata(
         >>> sorted(list(other.make(0))[:2])  # each stratum keeps its labels
         ['a', 'b']
     """
-    labels = values_of("y", y, len(strata))
+    seed = checked_seed(seed)
+    labels = values_of("y", y, len(listed("strata", strata, "one stratum an item")))
     members: defaultdict[Any, list[int]] = defaultdict(list)
     for item, stratum in enumerate(values_of("strata", strata, len(labels))):
         members[stratum].append(item)
@@ -295,6 +311,13 @@ def within_strata(
         return moved
 
     return OtherLabels(make, draws)
+
+
+def _checked(x: Any) -> Any:
+    """Return the input of a map: features that are looked at later, or a tensor with numbers."""
+    if isinstance(x, StoredSite):
+        return x
+    return floating("x", x, ("item", "d_model"), batch=True)
 
 
 def haar_frames(

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from wvprobe._types import Result
-from wvprobe._validate import one_of
+from wvprobe._validate import length, one_of
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,11 @@ class ProbeResult(Result):
         Args:
             k: how many rows.
             by: a reference, for its excess; None for the score.
+
+        Raises:
+            InputError: k is no int of at least 1, or there is no such reference.
         """
+        k = length("k", k)
         frame = self.to_frame()
         if by is not None:
             one_of("by", by, tuple(self.excess))

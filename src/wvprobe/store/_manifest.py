@@ -109,23 +109,42 @@ class Manifest:
             raise StoreError(f"{folder} holds no stored activations. {hint}") from error
         except (OSError, ValueError) as error:
             raise StoreError(f"the manifest of {folder} cannot be read: {error}") from error
-        if document.get("format") != FORMAT:
+        version = document.get("format") if isinstance(document, dict) else None
+        if isinstance(version, bool) or version != FORMAT:
             raise StoreError(
-                f"{folder} has store format {document.get('format')}; this version reads {FORMAT}. "
+                f"{folder} has store format {version}; this version reads {FORMAT}. "
                 "Install the wvprobe that wrote it, or capture anew to another folder."
             )
+        try:
+            return cls._of(document)
+        except Exception as error:  # whatever may stand in a file that `encoded` does not write
+            raise StoreError(
+                f"the manifest of {folder} is broken: {type(error).__name__}: {error}. Capture "
+                "anew to another folder."
+            ) from error
+
+    @classmethod
+    def _of(cls, document: Mapping[str, Any]) -> "Manifest":
+        """Put a manifest together from its file; whatever is wrong with it raises something."""
         sites = {
             site: SiteFacts(*(_tuples(part[name]) for name in SiteFacts._fields))
             for site, part in document["sites"].items()
         }
+        order, sizes = (
+            torch.tensor(document["plan"][name], dtype=torch.int32) for name in ("order", "sizes")
+        )
+        if not torch.equal(order.sort().values, torch.arange(len(order), dtype=torch.int32)):
+            raise ValueError("its order does not have every item once")
+        if not len(sizes) or int(sizes.min()) < 1 or int(sizes.sum()) != len(order):
+            raise ValueError("its batches do not hold its items")
         return cls(
-            settings=document["settings"],
-            versions=document["versions"],
+            settings=dict(document["settings"]),
+            versions=dict(document["versions"]),
             sites=sites,
-            longest=document["longest"],
-            items=document["items"],
-            order=torch.tensor(document["plan"]["order"], dtype=torch.int32),
-            sizes=torch.tensor(document["plan"]["sizes"], dtype=torch.int32),
+            longest=int(document["longest"]),
+            items=str(document["items"]),
+            order=order,
+            sizes=sizes,
         )
 
     def differences(self, other: "Manifest") -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from wvprobe._validate import index, message
+from wvprobe._validate import file_path, index, message
 from wvprobe.errors import InputError, IntegrityError, StoreError
 from wvprobe.store._files import INDEX, ITEMS, present, sha256, shard_path
 from wvprobe.store._items import Column, StoredItems, mapped
@@ -65,7 +65,7 @@ class Store:
             StoreError: there is none, it cannot be read, or it is not complete.
             IntegrityError: its table of items is not what was written.
         """
-        self.folder = Path(folder)
+        self.folder = file_path("folder", folder)
         self.manifest = Manifest.read(self.folder)
         there = present(self.folder, self.manifest.n_batches)
         self._check_complete(there, partial)

@@ -136,7 +136,7 @@ class Erasures:
         plain = (v[:, None], z, layer.added(number, nothing)[:, None])
         before = [self.scorer.right(x)[0].mean(dim=0) for x in plain]
         right = torch.zeros(1 + self.draws, len(PLACES), len(v))
-        changes = torch.zeros(1 + self.draws, *v.shape)
+        changes = v.new_zeros(1 + self.draws, *v.shape)
         ranks, energies, stretches = [], [], []
         plan = self.scorer.plan
         for fold in range(plan.n_folds):

@@ -97,6 +97,10 @@ def items_of(
         InputError: no such label; or fewer than two labels, or than two in any lemma, are left.
     """
     one_of("groups", chosen.groups, GROUPS)
+    for name in ("limit", "per_sentence", "per_label"):
+        if getattr(chosen, name) is not None:
+            length(name, getattr(chosen, name))
+    length("min_count", chosen.min_count)
     words = _words(model, dataset, label, chosen)
     derived = label in DERIVED and label != words.column
     labels, kept = list(words.labels), _drawn(words, dataset, chosen)
@@ -156,7 +160,6 @@ def _drawn(words: LabelledWords, dataset: Any, chosen: Selection) -> list[int]:
     """Return which words are taken: all, unless there is a most for each label."""
     if chosen.per_label is None or isinstance(dataset, LabelledWords):
         return list(range(len(words)))
-    length("per_label", chosen.per_label)
     generator = torch.Generator().manual_seed(chosen.seed)
     taken: list[int] = []
     of_label, of_sentence = Counter[str](), Counter[int]()

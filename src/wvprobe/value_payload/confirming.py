@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from wvprobe import adapters
-from wvprobe._validate import index, message
+from wvprobe._validate import index, message, pairs
+from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import read_sites
 from wvprobe.datasets import LabelledDataset, SenseDataset
 from wvprobe.errors import InputError, UnsupportedError
@@ -73,16 +74,17 @@ def confirm_heads(
         >>> found.site_axes, sorted(found.excess)
         (('head',), ['majority', 'random'])
     """
+    seed = checked_seed(seed)
     arch = adapters.architecture(model)
     named = [
         (
             index("heads", layer, arch.n_layers, "layers"),
             index("heads", h, arch.n_kv_heads, "heads"),
         )
-        for layer, h in heads
+        for layer, h in pairs("heads", heads, "(layer, key-value head) pairs")
     ]
-    if not named:
-        raise InputError(message("heads", "at least one (layer, head)", named))
+    if not named or len(set(named)) != len(named):
+        raise InputError(message("heads", "one or several (layer, head), none twice", named))
     chosen = Selection(limit, per_sentence, per_label, min_count, groups, seed, prepend_bos)
     items = items_of(model, dataset, label, chosen)
     if items.strata is not None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from wvprobe import adapters
 from wvprobe._types import HeadId, Result
-from wvprobe._validate import index, length, message, one_of
+from wvprobe._validate import at_least, index, length, message, one_of, pairs
+from wvprobe._validate import seed as checked_seed
 from wvprobe.datasets import LabelledDataset, SenseDataset
 from wvprobe.errors import InputError, UnsupportedError
 from wvprobe.labelled import LabelledWords
@@ -20,7 +21,7 @@ from wvprobe.value_payload._averages import Averages, interval
 from wvprobe.value_payload._divergence import divergences
 from wvprobe.value_payload._items import Selection, items_of
 from wvprobe.value_payload._scorers import ClassScorer
-from wvprobe.value_payload.measuring import checked_probe
+from wvprobe.value_payload.measuring import SCORES, checked_probe
 
 DESTINATIONS = ("target", "last")
 _ENDS = ("", "_low", "_high")
@@ -216,6 +217,7 @@ def erase(
         >>> set(zip(found.to_frame().layer, found.to_frame()["head"]))
         {(1, 0)}
     """
+    seed = checked_seed(seed)
     if site != "v":
         raise UnsupportedError(
             f"erasing from {site!r} changes the pattern, and what arrives then needs a forward of "
@@ -224,9 +226,12 @@ def erase(
     if length("draws", draws) < 2:
         raise InputError(message("draws", "at least 2, to know how draws differ", draws))
     one_of("destination", destination, DESTINATIONS)
+    one_of("score", score, SCORES)
+    kl_words, folds = at_least("kl_words", kl_words), at_least("folds", folds, 2)
     arch = adapters.architecture(model)
     named = _heads("heads", heads, arch)
-    measured_kl = _heads("kl_heads", kl_heads, arch) if len(kl_heads) else ()
+    kl_heads = pairs("kl_heads", kl_heads, "(layer, key-value head) pairs")
+    measured_kl = _heads("kl_heads", kl_heads, arch) if kl_heads else ()
     if measured_kl:
         adapters.require_head(model, "the next token's distribution (kl_heads)")
         if not set(measured_kl) <= set(named):
@@ -358,7 +363,7 @@ def _heads(name: str, heads: Sequence[tuple[int, int]] | None, arch: Any) -> tup
         return tuple(HeadId(x, h) for x in range(arch.n_layers) for h in range(arch.n_kv_heads))
     found = [
         HeadId(index(name, x, arch.n_layers, "layers"), index(name, h, arch.n_kv_heads, "KV heads"))
-        for x, h in heads
+        for x, h in pairs(name, heads, "(layer, key-value head) pairs")
     ]
     if not found or len(set(found)) != len(found):
         raise InputError(message(name, "different (layer, key-value head) pairs", list(heads)))

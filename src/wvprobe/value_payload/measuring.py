@@ -12,7 +12,9 @@ from torch import Tensor
 from wvprobe import adapters
 from wvprobe._decompositions import svd
 from wvprobe._progress import progress as progress_bar
-from wvprobe._validate import length, message, one_of
+from wvprobe._shapes import check_there
+from wvprobe._validate import at_least, finite, instance, length, listed, message, one_of
+from wvprobe._validate import seed as checked_seed
 from wvprobe.activations import Activations, StoredActivations, checked_pool, read_sites
 from wvprobe.datasets import LabelledDataset, SenseDataset
 from wvprobe.errors import InputError, UnsupportedError
@@ -132,14 +134,14 @@ def payload(
         >>> found.grid("v", found.score).shape, found.classes
         (torch.Size([3, 2]), ('noun', 'verb'))
     """
+    seed = checked_seed(seed)
     wanted = _checked_sites(sites)
     chosen = Selection(limit, per_sentence, per_label, min_count, groups, seed, prepend_bos)
     items = items_of(model, dataset, label, chosen)
     if length("draws", draws) < 2:
         raise InputError(message("draws", "at least 2, to know how draws differ", draws))
     for name, value in (("control_draws", control_draws), ("null_draws", null_draws)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(message(name, "an int of at least 0", value))
+        at_least(name, value)
     scorer = scorer_of(
         items,
         method=method,
@@ -202,17 +204,16 @@ def scorer_of(
 ) -> ClassScorer | StratumScorer:
     """Return what says which items are right: classes out of fold, senses within their lemma."""
     one_of("score", score, SCORES)
-    if length("folds", folds) < 2:
-        raise InputError(message("folds", "at least 2", folds))
+    folds = at_least("folds", folds, 2)
     if items.strata is not None:
-        kind = one_of("method", method or "centroid", SENSE_METHODS)
+        kind = one_of("method", "centroid" if method is None else method, SENSE_METHODS)
         if score != "accuracy" or penalty is not None:
             hint = "Senses are given by the nearest mean, and lemmas count alike."
             raise InputError(message("score and penalty", "left out for senses", score, hint))
         return StratumScorer(
             items, method=kind, folds=folds, control_draws=control_draws, seed=seed
         )
-    probe = checked_probe(method or "lda", penalty, score)
+    probe = checked_probe("lda" if method is None else method, penalty, score)
     return ClassScorer(
         items,
         probe,
@@ -226,8 +227,8 @@ def scorer_of(
 def checked_probe(method: str, penalty: float | int | None, score: str) -> Probe:
     """Return a closed-form probe, its arguments checked."""
     one_of("method", method, METHODS)
-    if penalty is not None and (isinstance(penalty, bool) or penalty < 0):
-        raise InputError(message("penalty", "at least 0, or None", penalty))
+    if penalty is not None:
+        finite("penalty", penalty, least=0.0)
     if penalty is not None and method == "lda" and penalty > 1:
         raise InputError(message("penalty", "a shrinkage from 0 to 1", penalty))
     if method == "least_squares" and score == "balanced_accuracy":
@@ -303,6 +304,7 @@ class _Run:
         self.needed = tuple(dict.fromkeys((*sites, "attn_in")))
         self.store, self.rows = store, torch.empty(0)
         if store is not None:
+            instance("store", store, StoredActivations, "wvprobe.activations.open_store opens one.")
             store.require(model, self.needed, items.prepend_bos)
             self.rows = store.places(items.texts, [span.tokens for span in items.spans])
             if store.pool != self.pool:
@@ -413,6 +415,7 @@ class _Run:
 def embeddings(model: Any, items: Items, pool: str) -> Float[Tensor, "item d_model"]:
     """Return each word's token embedding as stored, its tokens pooled as the sites' were."""
     table = adapters.embedding_table(model).detach()
+    check_there("W_E", table)
     known = {text: encode(model, text, prepend_bos=items.prepend_bos).ids for text in items.texts}
     found = []
     for span in items.spans:
@@ -432,7 +435,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _checked_sites(sites: Sequence[str]) -> tuple[str, ...]:
-    given = (sites,) if isinstance(sites, str) else tuple(sites)
+    given = (sites,) if isinstance(sites, str) else listed("sites", sites, "sites' names")
     if not given:
         raise InputError(message("sites", f"some of {', '.join(SITES)}", given))
     return tuple(dict.fromkeys(one_of("sites", site, SITES) for site in given))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import message, one_of
+from wvprobe._validate import instance, length, message, one_of
 from wvprobe.errors import InputError
 
 LABOUR_SITES = ("v", "q", "k")
@@ -256,6 +256,7 @@ class PayloadResult(Result):
         Raises:
             InputError: no such site or reference.
         """
+        k = length("k", k)
         one_of("site", site, tuple(dict.fromkeys(self.site)))
         one_of("by", by, self.references)
         frame = self.to_frame()
@@ -310,6 +311,9 @@ def payload_map(results: Mapping[str, PayloadResult]) -> PayloadMap:
         >>> set(payload_map({"part of speech": found}).to_frame().property)
         {'part of speech'}
     """
+    instance("results", results, Mapping, "Name each: {'pos': payload(model, data)}.")
+    for one in results.values():
+        instance("results", one, PayloadResult, "payload(model, data) returns one.")
     models = {one.provenance.weight_hash for one in results.values()}
     if len(models) != 1:
         names = sorted({one.provenance.model for one in results.values()})
