@@ -18,7 +18,7 @@ LONG_WORK = 16  # batches from which on progress is shown
 
 
 def checked_pool(arch: Architecture, pool: str | None) -> str:
-    """Return how listed tokens become one vector: as asked, or as suits the architecture."""
+    """Return how several tokens become one vector: as asked, or as suits the architecture."""
     if pool is None:
         return "last" if arch.causal else "mean"
     return one_of("pool", pool, POOLS)
@@ -66,7 +66,7 @@ class SitePlan:
 class Run:
     """One pass over the texts: fills `results` batch by batch, in the caller's order.
 
-    A row is a text that runs, an item one of those that are asked for; rows may have listed.
+    A row is a text that runs, an item one of those that are asked for; rows may have several.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Run:
             plan: the sites.
             rows: token ids of each text that runs.
             picked: positions of each item; None for all.
-            pool: how listed positions become one vector.
+            pool: how several positions become one vector.
             items: the items of each row; None where rows are items.
             numbers: what items are called in messages, where these are some of more.
         """

@@ -144,14 +144,21 @@ def broken_too() -> Iterator[None]:
         _broken_too.reset(token)
 
 
-def _check_finite(model: Any, site: str, layer: int, value: Tensor) -> None:
-    """Refuse NaN and infinity where they first come up: they would go on into all that follows.
+def _check_finite(model: Any, sums: Sequence[tuple[str, int, Tensor]]) -> None:
+    """Refuse NaN and infinity, which would go on into all that is measured.
+
+    Args:
+        model: the bridge.
+        sums: site, layer and the sum of what came there, which is finite where all of it is.
 
     Raises:
-        InputError: there is some; site and layer are named.
+        InputError: one is not; the first site and its layer are named.
     """
-    # A sum is NaN or infinite where anything in it is; in half precision others can be, too.
-    if not math.isfinite(float(value.detach().sum())) and not bool(value.isfinite().all()):
+    if not sums or _broken_too.get():
+        return
+    finite = torch.stack([own for _, _, own in sums]).isfinite().tolist()
+    if not all(finite):
+        site, layer, _ = sums[finite.index(False)]
         got = f"NaN or infinity in {site} of layer {layer} of {model.cfg.model_name}"
         hint = "Look at the checkpoint; if it is in half precision, load it in float32."
         raise InputError(message("model", "one whose streams are finite", got, hint))
@@ -183,15 +190,20 @@ def reading(
 
     The forward is left as soon as every wanted site has been received. Hooks of the caller's
     own stay in place and act first.
+
+    Raises:
+        InputError: something received holds NaN or infinity (afterwards; see :func:`broken_too`).
     """
     pending, level = set(wanted), depth()
+    # Looked at once, after the forward: a look at each would wait for the device each time. In
+    # float32, since those of half precision can be beyond it where no number is.
+    sums: list[tuple[str, int, Tensor]] = []
 
     def hook_for(site: str, layer: int) -> Callable[..., None]:
         def hook(_module: Any, _inputs: Any, output: Tensor) -> None:
             if depth() != level:
                 return
-            if not _broken_too.get():
-                _check_finite(model, site, layer, output)
+            sums.append((site, layer, output.detach().sum(dtype=torch.float32)))
             receive(site, layer, output)
             pending.discard((site, layer))
             if not pending:
@@ -211,6 +223,7 @@ def reading(
         for handle in handles:
             handle.remove()
         pending.clear()
+    _check_finite(model, sums)
 
 
 @contextmanager
@@ -296,9 +309,8 @@ def logits(model: Any, tokens: Tensor, mask: Tensor) -> Tensor:
     require_head(model, "logits")
     with torch.no_grad():
         found = model.original_model(**forward_arguments(model, tokens, mask)).logits
-    if not (
-        _broken_too.get() or math.isfinite(float(found.amax()))
-    ):  # of tokens that cannot come it is −inf
+    # Logits of tokens that cannot come are −inf, so that the largest tells.
+    if not (_broken_too.get() or math.isfinite(float(found.amax()))):
         raise InputError(
             f"logits of {model.cfg.model_name} hold NaN or infinity. Look at the checkpoint; if it "
             "is in half precision, load it in float32."
