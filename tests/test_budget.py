@@ -491,6 +491,10 @@ class TestAlternatives:
         assert mha.layer_qkv == 7168 * 128 * (192 + 192 + 128)
         assert any("keys of 192 and values of 128" in text for text in mha.breaks)
 
+    def test_more_heads_than_can_be_listed_are_refused(self):
+        with pytest.raises(InputError, match="`n_heads` must be at most 1048576"):
+            alternatives(HeadBudget(64, 10**9, n_layers=1, d_head=1))
+
     def test_nothing_is_cached_where_attention_looks_both_ways(self):
         frame = alternatives(known_architectures()["BERT-base"]).to_frame()
         assert frame["kv_bytes"].isna().all() and frame["kv_ratio"].isna().all()

@@ -68,7 +68,6 @@ def test_texts_that_are_given_a_thousand_times_have_one_vector(tiny, tmp_path):
         tiny("llama"), given, "v", words="bank", layers=1, out=tmp_path / "many", progress=False
     )
     assert len(stored["v"]) == MANY
-    first = {text: n for n, text in reversed(list(enumerate(given)))}
-    places = torch.tensor([first[text] for text in given[:5_000]])
-    found = stored["v"][:5_000]
-    torch.testing.assert_close(found, found[places] if int(places.max()) < 5_000 else found)
+    period = 12 * 97  # after which texts come again
+    assert given[period] == given[0]
+    torch.testing.assert_close(stored["v"][period : 4 * period], stored["v"][: 3 * period])

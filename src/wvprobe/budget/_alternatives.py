@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wvprobe._types import Provenance, Result
-from wvprobe._validate import instance, length
+from wvprobe._validate import instance, length, message
 from wvprobe.budget._arithmetic import BYTES, HeadBudget
+from wvprobe.errors import InputError
 
 # Head widths that FlashAttention-2 is compiled for (Dao 2023, https://arxiv.org/abs/2307.08691;
 # static_switch.h of its repository); others are padded to the next, and none is wider.
 _COMPILED = (32, 64, 96, 128, 192, 256)
+_MOST = 2**20  # heads, whose widths are listed one by one
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def alternatives(
         dtype: of the cache.
 
     Raises:
-        InputError: a context below 1, or an unknown dtype.
+        InputError: a context below 1, an unknown dtype, or more than 2²⁰ heads or dimensions.
 
     Examples:
         >>> budget = wvprobe.HeadBudget(d_model=12, n_heads=4, n_layers=2)
@@ -152,6 +154,10 @@ def alternatives(
     """
     instance("budget", budget, HeadBudget, "HeadBudget.from_model(model) makes one.")
     length("context", context)
+    for name in ("d_model", "n_heads"):
+        if getattr(budget, name) > _MOST:
+            hint = "The budget itself, HeadBudget.to_frame(), has no bound."
+            raise InputError(message(name, f"at most {_MOST}", getattr(budget, name), hint))
     rest = {"kv_rank": None, "q_rank": None, "d_shared_key": 0, "biases": _plain(budget)}
     plain = _resized(budget, **rest)
     options = [_even("as given", budget, context, dtype)]
