@@ -21,7 +21,10 @@ SOURCES = Path(__file__).parents[2] / "src" / "wvprobe"
 MODULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "circuits": (
         ("circuits", "heads/_circuits", "_factors", "_products", "_linalg"),
-        ("circuits", "heads", "products", "linalg", "singular", "copying", "subspaces"),
+        (
+            *("circuits", "heads", "products", "linalg", "singular", "copying", "subspaces"),
+            *("latent", "lengths", "positions"),  # these test heads/_circuits, too
+        ),
     ),
     "compose": (
         ("compose", "_circuit_ends", "_metric", "_statistics"),
