@@ -28,7 +28,11 @@ MODULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "compose": (
         ("compose", "_circuit_ends", "_metric", "_statistics"),
-        ("compose", "subspaces", "statistics"),
+        (
+            *("compose", "subspaces", "statistics"),
+            "singular",  # a metric on both sides, which composition has not
+            *("behaviour_agreement", "dependency_heads"),  # the rest of _statistics
+        ),
     ),
     "ledger": (
         ("ledger/_terms", "ledger/_removal", "ledger/_checks", "_score_parts"),
