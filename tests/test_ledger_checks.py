@@ -223,6 +223,8 @@ def test_terms_are_drawn_by_seed_and_read_in_frames(tiny, tmp_path):
     assert row["correlation"] == pytest.approx(queries["predicted"].corr(queries["direct"]))
     few = check_terms(model, found, n=4).summary()
     assert few["correlation"].isna().all() and few["n"].max() == 4
+    five = check_terms(model, found, n=5).summary().query("side == 'both' and terms == 'all'")
+    assert (five["n"] == 5).all() and five["correlation"].notna().all()
     loaded = CausalCheckResult.load(checked.save(tmp_path / "check"))
     assert torch.equal(loaded.total, checked.total)
 
