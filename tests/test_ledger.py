@@ -248,6 +248,8 @@ def test_frames_say_what_the_tensors_hold(tiny, tmp_path):
     assert queries["term"].tolist() == pytest.approx(found.terms.sum(dim=1).tolist())
     assert keys["gauge_fixed"].tolist() == pytest.approx(found.gauge_fixed.sum(dim=0).tolist())
     assert queries["component"].tolist() == [part.name for part in found.query_parts]
+    named = ledger(tiny("gpt2")).marginal("key")["component"]  # b_K is no part of a query
+    assert named.iloc[-1] == "b_K"
     loaded = LedgerResult.load(found.save(tmp_path / "ledger"))
     assert torch.equal(loaded.terms, found.terms) and loaded.key_parts == found.key_parts
     i, j = found.positions
@@ -288,8 +290,9 @@ def test_wrong_inputs(tiny):
         ledger(model).marginal("both")
     with pytest.raises(InputError, match="`k` must be an int of at least 1"):
         ledger(model).top(0)
-    with pytest.raises(InputError, match="`by` must be one of"):
-        ledger(model).top(by="size")
+    for by in ("size", "is_gauge"):
+        with pytest.raises(InputError, match="`by` must be one of"):
+            ledger(model).top(by=by)
 
 
 @pytest.mark.real_model

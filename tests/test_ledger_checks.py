@@ -200,6 +200,9 @@ def test_terms_are_drawn_by_seed_and_read_in_frames(tiny, tmp_path):
     checked = check_terms(model, found, n=30, seed=3)
     again = check_terms(model, found, n=30, seed=3)
     assert checked.components == again.components and checked.provenance.seed == 3
+    i, j = found.positions
+    given = {"text": TEXT, "layer": 2, "head": 1, "query": i, "key": j, "n": 30, "terms": None}
+    assert given.items() <= checked.provenance.settings.items()
     torch.testing.assert_close(checked.total, again.total)
     assert check_terms(model, found, n=30, seed=4).components != checked.components
     assert len(set(checked.components)) == 30
@@ -262,6 +265,8 @@ def test_wrong_inputs(tiny):
         check_terms(tiny("gpt2", seed=1), found)
     with pytest.raises(InputError, match="`key component` must be one of.*Got 'b_K'"):
         check_terms(model, found, terms=[("token", "b_K")])
+    with pytest.raises(InputError, match="`query component` must be one of.*Got 'ALiBi'"):
+        check_terms(tiny("bloom"), ledger(tiny("bloom")), terms=[("ALiBi", "token")])
     with pytest.raises(InputError, match="`terms` must be at least one pair"):
         check_terms(model, found, terms=[])
     with pytest.raises(InputError, match="`n` must be an int of at least 1"):
