@@ -33,6 +33,8 @@ from mutants import BLUNT, MODULES, SOURCES, Mutant, sample
 
 TESTS = Path(__file__).parents[1]
 FIELDS = ("module", "name", "function", "before", "after", "outcome", "by", "seconds")
+DEAD = ("killed", "timeout")
+_SLOWEST = 4.0  # seconds that a test may take to be run on mutants, longer ones being left out
 _PATIENCE = 10.0  # a mutant may take so many times as long as its tests do, and this many seconds
 
 
@@ -77,6 +79,8 @@ class Forks:
         self.coverage.stop()
         if self.failed:
             raise RuntimeError(f"these fail without any change: {self.failed}")
+        slow = [name for name, took in self.seconds.items() if took > _SLOWEST]
+        os.write(_terminal, f"{len(items)} tests, {len(slow)} too slow: {slow}\n".encode())
         tests = _tests_by_line(self.coverage, items)
         self.coverage = None
         by_name = {item.nodeid: item for item in items}
@@ -87,9 +91,9 @@ class Forks:
             names = set()
             for line in {*range(mutant.lines[0], mutant.lines[1] + 1), mutant.lines[2]}:
                 names |= tests[mutant.file, line]
-            chosen = [by_name[name] for name in sorted(names, key=places.__getitem__)]
-            chosen = self._cheap_files_first(chosen)
-            self._judge(mutant, chosen)
+            quick = [name for name in names if self.seconds[name] <= _SLOWEST]
+            chosen = [by_name[name] for name in sorted(quick, key=places.__getitem__)]
+            self._judge(mutant, self._cheap_files_first(chosen))
         return True
 
     def _cheap_files_first(self, items: list[pytest.Item]) -> list[pytest.Item]:
@@ -252,18 +256,20 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="a CSV of an earlier run: its survivors alone")
+    parser.add_argument("--select", default="", help="as pytest's -k: some of the tests alone")
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
     mutants = sample(given.module, given.sample, given.seed)
     if given.only:
         with open(given.only, encoding="utf-8") as file:
-            alive = {row["name"] for row in csv.DictReader(file) if not row["outcome"] == "killed"}
+            alive = {row["name"] for row in csv.DictReader(file) if row["outcome"] not in DEAD}
         mutants = [mutant for mutant in mutants if mutant.name in alive]
     forks = Forks(given.module, mutants)
     files = [str(TESTS / f"test_{name}.py") for name in MODULES[given.module][1]]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]
     start = time.perf_counter()
-    code = pytest.main([*quiet, "-m", "not slow and not real_model", *files], plugins=[forks])
+    chosen = ["-m", "not slow and not real_model", "-k", given.select]
+    code = pytest.main([*quiet, *chosen, *files], plugins=[forks])
     if code:
         sys.exit(f"pytest ended with {code}")
     with open(given.out, "w", encoding="utf-8", newline="") as file:
@@ -276,7 +282,7 @@ def main() -> None:
 def _tell(rows: list[dict[str, Any]], seconds: float) -> None:
     for name, blunt in (("all", None), ("arguments", True), ("values", False)):
         some = [row for row in rows if blunt is None or _is_blunt(row) == blunt]
-        dead = sum(row["outcome"] in ("killed", "timeout") for row in some)
+        dead = sum(row["outcome"] in DEAD for row in some)
         print(f"{name}: {dead} of {len(some)} killed, {dead / max(1, len(some)):.1%}")
     print(f"{seconds:.0f} s")
 
