@@ -19,6 +19,7 @@ from wvprobe.probes import (
     haar_projections,
     online,
     permutation,
+    reference_scores,
     scores,
     top_components,
     within_strata,
@@ -134,12 +135,12 @@ def test_haar_frames_are_orthonormal_and_uniform():
     assert not torch.equal(frames[0, 0, 0], frames[0, 1, 0])
 
 
-def test_top_components_are_fitted_on_training_items_alone():
+def test_top_components_are_fitted_on_training_items_alone(monkeypatch):
     x, X, y, _ = task()
     x = x * torch.logspace(1, -1, 17)
     given = dict(penalty=1.0, description_length=False, predictions=True, tolerance=1e-8)
     found = fit_probes(X, y, references={"pca": top_components(x, 4)}, **given)
-    right = 0
+    right, bits = 0, 0.0
     for fold in range(5):
         train, test = found.fold != fold, found.fold == fold
         components = PCA(4, svd_solver="full").fit(x[train])
@@ -148,10 +149,16 @@ def test_top_components_are_fitted_on_training_items_alone():
         model.fit(scaler.transform(components.transform(x[train])), y[train])
         predicted = model.predict(scaler.transform(components.transform(x[test])))
         right += (predicted == y[test].numpy()).sum()
+        said = model.predict_proba(scaler.transform(components.transform(x[test])))
+        bits -= np.log2(said[np.arange(len(said)), y[test]]).sum()
     assert float(found.reference_scores["pca"][0, 0]) == pytest.approx(right / len(y))
     by_site = top_components(x[:, None, None].expand(-1, 2, 1, -1), 4)
     again = fit_probes(X, y, references={"pca": by_site}, **given)
     torch.testing.assert_close(again.reference_scores["pca"], found.reference_scores["pca"])
+    monkeypatch.setattr(reference_scores, "TOGETHER", 1)  # site by site
+    again = fit_probes(X, y, references={"pca": by_site}, score="cross_entropy", **given)
+    expected = torch.full((2, 3), bits / len(y), dtype=torch.float64)
+    torch.testing.assert_close(again.reference_scores["pca"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_map_drops_against_what_random_maps_drop():
