@@ -215,6 +215,8 @@ def test_terms_are_drawn_by_seed_and_read_in_frames(tiny, tmp_path):
     ranks = both["predicted"].corr(both["total"], method="spearman")
     assert row["rank_correlation"] == pytest.approx(ranks)
     assert row["low"] <= row["correlation"] <= row["high"]
+    x, y = both["predicted"], both["total"]
+    assert row["slope"] == pytest.approx((x * y).sum() / (x * x).sum())
     counts = summary.query("side == 'both' and measured == 'total'").set_index("terms")["n"]
     assert counts["all"] == 30 == counts["steady"] + counts["moved"]
     steady = (both[["query_scale_change", "key_scale_change"]].abs() <= 0.1).all(axis=1)

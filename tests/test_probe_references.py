@@ -60,6 +60,8 @@ def test_excess_is_the_paired_difference():
         assert not part["first"][:, 0].any()
     assert bool((found.excess_p["same"] == 1).all())
     # McNemar's variance of a paired difference, and not the sum of two; folds overlap (1.5).
+    better = (found.scores["accuracy"] > found.reference_scores["majority"]).double()
+    assert torch.equal(found.beaten["majority"], better) and better.any()
     predicted = [fit_probes(f, y, predictions=True, **QUICK).predictions for f in (X[:, 1, 2], x)]
     difference = (predicted[0] == y).double() - (predicted[1] == y).double()
     width = 1.5 * 2 * 1.96 * float(difference.std()) / len(y) ** 0.5

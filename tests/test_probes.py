@@ -260,7 +260,7 @@ def test_moments_keep_their_digits_where_training_items_hardly_vary(share):
 
 @pytest.mark.parametrize("method", ["least_squares", "lda"])
 def test_closed_forms_choose_by_their_own_losses(method):
-    """LDA by the bits of held-out labels, least squares by its squares: as scikit-learn has them."""
+    """LDA by bits of held-out labels, least squares by squares, with scikit-learn's models."""
     X, y, groups = labelled(n=211, width=31, sites=(3,), strength=0.3, classes=3)
     grid = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8) if method == "lda" else (3.0, 10.0, 30.0, 100.0, 300.0)
     given = dict(groups=groups, folds=FOLDS, inner_folds=2, method=method, penalties=grid)

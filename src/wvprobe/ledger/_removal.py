@@ -69,7 +69,7 @@ def scores_without(
                 batch_size=len(rows),
             )
         found.append(seen["scores"][:, 0, score.head, 0, score.key].double())
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(found)
 
 
 _Edit = Callable[[Tensor], Tensor]  # changes one row's site, [pos, ...], in place
