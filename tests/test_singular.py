@@ -236,7 +236,7 @@ def test_wrong_arguments_and_weights_are_told(tiny):
         spectra(heads, "OV", k=0)
     broken = heads.W_O.clone()
     broken[2, 1, 0, 0] = float("nan")
-    with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*head 1"):
+    with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*in head 1"):
         spectra(replace(heads, W_O=broken), "OV")
     with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*head 1"):
         singular_vectors(replace(heads, W_O=broken), "OV", 2, 0)

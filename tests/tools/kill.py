@@ -34,15 +34,14 @@ from mutants import BLUNT, MODULES, SOURCES, Mutant, sample
 TESTS = Path(__file__).parents[1]
 FIELDS = ("module", "name", "function", "before", "after", "outcome", "by", "seconds")
 DEAD = ("killed", "timeout")
-_SLOWEST = 4.0  # seconds that a test may take to be run on mutants, longer ones being left out
 _PATIENCE = 10.0  # a mutant may take so many times as long as its tests do, and this many seconds
 
 
 class Forks:
     """A plugin of pytest: in the place of its loop over tests, one over mutants."""
 
-    def __init__(self, module: str, mutants: list[Mutant]) -> None:
-        self.module, self.mutants = module, mutants
+    def __init__(self, module: str, mutants: list[Mutant], slowest: float) -> None:
+        self.module, self.mutants, self.slowest = module, mutants, slowest
         self.rows: list[dict[str, Any]] = []
         self.failed: list[str] = []
         self.reasons: dict[str, str] = {}
@@ -79,7 +78,7 @@ class Forks:
         self.coverage.stop()
         if self.failed:
             raise RuntimeError(f"these fail without any change: {self.failed}")
-        slow = [name for name, took in self.seconds.items() if took > _SLOWEST]
+        slow = [name for name, took in self.seconds.items() if took > self.slowest]
         os.write(_terminal, f"{len(items)} tests, {len(slow)} too slow: {slow}\n".encode())
         tests = _tests_by_line(self.coverage, items)
         self.coverage = None
@@ -91,7 +90,7 @@ class Forks:
             names = set()
             for line in {*range(mutant.lines[0], mutant.lines[1] + 1), mutant.lines[2]}:
                 names |= tests[mutant.file, line]
-            quick = [name for name in names if self.seconds[name] <= _SLOWEST]
+            quick = [name for name in names if self.seconds[name] <= self.slowest]
             chosen = [by_name[name] for name in sorted(quick, key=places.__getitem__)]
             self._judge(mutant, self._cheap_files_first(chosen))
         return True
@@ -257,6 +256,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="a CSV of an earlier run: its survivors alone")
     parser.add_argument("--select", default="", help="as pytest's -k: some of the tests alone")
+    parser.add_argument("--slowest", type=float, default=4.0, help="seconds a test may take")
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
     mutants = sample(given.module, given.sample, given.seed)
@@ -264,7 +264,7 @@ def main() -> None:
         with open(given.only, encoding="utf-8") as file:
             alive = {row["name"] for row in csv.DictReader(file) if row["outcome"] not in DEAD}
         mutants = [mutant for mutant in mutants if mutant.name in alive]
-    forks = Forks(given.module, mutants)
+    forks = Forks(given.module, mutants, given.slowest)
     files = [str(TESTS / f"test_{name}.py") for name in MODULES[given.module][1]]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]
     start = time.perf_counter()
