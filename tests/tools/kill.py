@@ -29,7 +29,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARAL
 import pytest
 from _pytest.runner import runtestprotocol
 from coverage import Coverage
-from mutants import BLUNT, MODULES, SOURCES, Mutant, sample
+from mutants import BLUNT, MODULES, SOURCES, Mutant, mutants_of_all, sample
 
 TESTS = Path(__file__).parents[1]
 FIELDS = ("module", "name", "function", "before", "after", "outcome", "by", "seconds")
@@ -259,11 +259,12 @@ def main() -> None:
     parser.add_argument("--slowest", type=float, default=4.0, help="seconds a test may take")
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
-    mutants = sample(given.module, given.sample, given.seed)
     if given.only:
         with open(given.only, encoding="utf-8") as file:
             alive = {row["name"] for row in csv.DictReader(file) if row["outcome"] not in DEAD}
-        mutants = [mutant for mutant in mutants if mutant.name in alive]
+        mutants = [mutant for mutant in mutants_of_all(given.module) if mutant.name in alive]
+    else:
+        mutants = sample(given.module, given.sample, given.seed)
     forks = Forks(given.module, mutants, given.slowest)
     files = [str(TESTS / f"test_{name}.py") for name in MODULES[given.module][1]]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--no-summary"]

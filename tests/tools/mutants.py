@@ -111,11 +111,16 @@ def sample(module: str, count: int, seed: int) -> list[Mutant]:
     Three in eight change an argument to None or drop it, or assign None: most of those end in an
     error that any test sees. The others change a value, an operator or a condition.
     """
-    found = [mutant for file in MODULES[module][0] for mutant in mutants_of(file)]
+    found = mutants_of_all(module)
     random.Random(f"{seed} {module}").shuffle(found)
     blunt = count * 3 // 8
     chosen = [mutant for mutant in found if mutant.operator in BLUNT][:blunt]
     return chosen + [mutant for mutant in found if mutant.operator not in BLUNT][: count - blunt]
+
+
+def mutants_of_all(module: str) -> list[Mutant]:
+    """Make every mutant of a module."""
+    return [mutant for file in MODULES[module][0] for mutant in mutants_of(file)]
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:
