@@ -224,7 +224,7 @@ class TestMetric:
     def test_what_is_no_covariance_is_refused(self, heads, data):
         with pytest.raises(ShapeError, match=r"\[17, 17\] or \[3, 17, 17\]"):
             composition(heads, "K", metric=torch.eye(5))
-        with pytest.raises(InputError, match="positive semi-definite"):
+        with pytest.raises(InputError, match="`metric` must be positive semi-definite"):
             composition(heads, "K", metric=-torch.eye(17))
         with pytest.raises(InputError, match="symmetric"):
             composition(heads, "K", metric=torch.eye(17) + torch.ones(17, 17).triu())

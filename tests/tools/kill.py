@@ -261,8 +261,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.only:
         with open(given.only, encoding="utf-8") as file:
-            alive = {row["name"] for row in csv.DictReader(file) if row["outcome"] not in DEAD}
-        mutants = [mutant for mutant in mutants_of_all(given.module) if mutant.name in alive]
+            rows = [row for row in csv.DictReader(file) if row["outcome"] not in DEAD]
+        alive = {(row["name"], row["before"], row["after"]) for row in rows}
+        every = mutants_of_all(given.module)
+        mutants = [one for one in every if (one.name, one.before, one.after) in alive]
     else:
         mutants = sample(given.module, given.sample, given.seed)
     forks = Forks(given.module, mutants, given.slowest)
