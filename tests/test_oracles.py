@@ -1,5 +1,6 @@
 """docs/oracles.md: every measure has an oracle, and those that no other file holds are here."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -31,6 +32,26 @@ def test_every_measure_has_an_oracle_and_its_tests_are_there():
         for file, name in found:
             source = (TESTS / f"{file}.py").read_text(encoding="utf-8")
             assert re.search(rf"^ *def {name}\(", source, flags=re.MULTILINE), f"{file}::{name}"
+
+
+def test_figures_of_mutation_tests_are_those_of_their_list():
+    text = (DOCS / "mutation.md").read_text(encoding="utf-8")
+    with (TESTS / "tools" / "mutants.csv").open(encoding="utf-8", newline="") as file:
+        mutants = list(csv.DictReader(file))
+    modules = list(dict.fromkeys(mutant["module"] for mutant in mutants))
+    assert len(modules) == 5
+    for module in [*modules, "all"]:
+        own = [one for one in mutants if module in (one["module"], "all")]
+        first, now, alive = (
+            sum(one[when] == became for one in own)
+            for when, became in (("first", "killed"), ("now", "killed"), ("now", "survived"))
+        )
+        told = [
+            cell.strip() for cell in re.findall(rf"^\| {module}\b.*$", text, re.M)[0].split("|")
+        ]
+        figures = [int(re.findall(r"\d+", told[place])[0]) for place in (2, 3, 5, 7)]
+        assert figures == [len(own), first, now, alive], module
+        assert len(own) >= 150 and now >= 0.8 * len(own)
 
 
 def test_leace_is_the_formula_of_its_theorem():
