@@ -100,6 +100,13 @@ def test_equal_to_transformer_lens(family, mode, tiny, way):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+def test_unless_told_otherwise_a_token_meets_itself(tiny):
+    heads = HeadWeights.from_model(tiny("llama"))
+    found = composition(heads, "K").scores
+    torch.testing.assert_close(found, composition(heads, "K", offset=None).scores)
+    assert (found - composition(heads, "K", offset=1).scores).abs().max() > 1e-3
+
+
 def test_a_head_wider_than_the_stream_and_single_ones():
     heads = random_heads(2, 1, 1, 5, 7, 11)
     for mode in MODES:
@@ -181,6 +188,11 @@ def test_weights_that_are_not_finite_are_named():
     W_K[1, 2, 0, 0] = float("nan")
     with pytest.raises(InputError, match="QK of layer 1.*head 2"):
         composition(replace(heads, W_K=W_K), "K")
+    # What readers do not read, writers write with.
+    W_O = heads.W_O.clone()
+    W_O[1, 2, 0, 0] = float("inf")
+    with pytest.raises(InputError, match="NaN or infinity in layer 1, head 2"):
+        composition(replace(heads, W_O=W_O), "K")
 
 
 class TestMetric:
@@ -212,7 +224,7 @@ class TestMetric:
     def test_what_is_no_covariance_is_refused(self, heads, data):
         with pytest.raises(ShapeError, match=r"\[17, 17\] or \[3, 17, 17\]"):
             composition(heads, "K", metric=torch.eye(5))
-        with pytest.raises(InputError, match="positive semi-definite"):
+        with pytest.raises(InputError, match="`metric` must be positive semi-definite"):
             composition(heads, "K", metric=-torch.eye(17))
         with pytest.raises(InputError, match="symmetric"):
             composition(heads, "K", metric=torch.eye(17) + torch.ones(17, 17).triu())
@@ -354,10 +366,14 @@ def test_frame_top_figure_and_file(tmp_path, tiny):
     best = frame.sort_values("score", ascending=False).head(5)
     assert found.top(5)["score"].tolist() == best["score"].tolist()
     assert len(found.top(10**6)) == len(frame)
+    # Below the level is below it.
+    second = sorted(set(frame["q"]))[1]
+    assert len(found.top(10**6, level=second)) == (frame["q"] < second).sum() > 0
+    assert len(found.top(10**6, level=1.1)) == len(frame)
     for wrong in (0, True):
         with pytest.raises(InputError, match="`k` must be a positive int"):
             found.top(wrong)
-    with pytest.raises(InputError, match="'Q', 'K', 'V'"):
+    with pytest.raises(InputError, match="`mode` must be one of 'Q', 'K', 'V'"):
         composition(HeadWeights.from_model(tiny("llama")), "O")
     back = Result.load(found.save(tmp_path))
     assert torch.equal(back.scores, found.scores) and back.n_references == found.n_references

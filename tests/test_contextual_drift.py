@@ -29,6 +29,7 @@ def test_contributions_sum_to_the_difference(family, baseline, tiny):
     assert result.contributions.reconstruction_error < 1e-4
     assert float(result.contributions.shares.sum()) == pytest.approx(1.0, abs=1e-4)
     frame = result.contributions.to_frame()
+    assert list(frame) == ["kind", "layer", "head", "share"]
     heads = adapters.architecture(tiny(family)).n_heads
     assert len(frame[frame["kind"] == "head"]) == 3 * heads
     assert frame["share"].abs().is_monotonic_decreasing
@@ -73,6 +74,9 @@ def test_baseline_equals_brute_force_and_follows_the_seed(tiny):
     one, again, other = (drift_baseline(model, few, seed=s) for s in (0, 0, 1))
     assert torch.equal(one.cosine, again.cosine) and not torch.equal(one.cosine, other.cosine)
     assert one.n == 11
+    frame = one.to_frame()
+    assert list(frame) == ["layer", "cosine", "distance"] and len(frame) == 4
+    assert frame["distance"].tolist() == one.distance.tolist()
     x = torch.randn(7, 13, dtype=torch.float64)
     from wvprobe.contextual_drift._pair import _mean_distance
 

@@ -184,7 +184,7 @@ def test_frame_columns_and_round_trip(found, tmp_path):
     again = Result.load(found.save(tmp_path))
     assert again.to_frame().equals(frame)
     assert again.layers.to_frame().equals(found.layers.to_frame())
-    assert found.provenance.settings["correction"] == "zscore"
+    assert found.provenance.settings["correction"] == "zscore" == found.correction
     with pytest.raises(InputError, match="'gap'"):
         found["gaps"]
 
@@ -196,6 +196,14 @@ def test_seeds_draw_tokens_and_shuffles(found):
     assert not torch.equal(other.control, same.control)
     torch.testing.assert_close(other["gap"], same["gap"])
     assert same.baseline_corrected is None and "gap_corrected" not in same.values
+
+
+def test_the_control_is_the_mean_over_words_and_the_bundled_set_the_default(found, monkeypatch):
+    torch.testing.assert_close(found.control[0], found["centroid_chance"].mean(dim=0))
+    assert (found.control[0, 1:] < found.control[1, 1:]).all()
+    monkeypatch.setattr(_corpus, "load_senses", lambda: FEW)
+    again = drift(tiny_model("llama"), correction="zscore")
+    assert torch.equal(again.baseline, found.baseline) and again.words == ("bank", "bat")
 
 
 def test_more_occurrences_than_asked_for_are_drawn(tiny):
@@ -318,6 +326,24 @@ def test_rogue_dimensions_by_brute_force():
     torch.testing.assert_close(got.shares.sum(dim=-1), torch.ones(2, dtype=torch.float64))
 
 
+def test_a_vector_of_zeros_has_cosine_0_with_all():
+    x = torch.randn(7, 2, 5, generator=torch.Generator().manual_seed(0))
+    x[3] = 0.0
+    found = _baseline.mean_cosine(x)
+    for layer in range(2):
+        pairs = [cosine(x[i, layer], x[j, layer]) for i in range(7) for j in range(7) if i != j]
+        assert float(found[layer]) == pytest.approx(mean(pairs), abs=1e-6)
+
+
+def test_where_the_last_token_is_read_a_word_may_be_drawn(tiny):
+    item = FEW.items[0]
+    encoding = encode(tiny("llama"), item.sentence)
+    spans = word_at(encoding, item.start, item.end).tokens
+    for position, expected in (("target", list(spans)), ("last_token", [])):
+        reader = Reader.of(tiny("llama"), position, None, None)
+        assert _baseline._targets(reader, encoding, [item]) == expected
+
+
 def test_as_many_random_tokens_as_occurrences():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 1, 5, generator=generator)
@@ -395,7 +421,7 @@ def test_wrong_inputs(tiny):
     model = tiny("llama")
     with pytest.raises(InputError, match="last_token"):
         drift(model, FEW, position="last")
-    with pytest.raises(InputError, match="top_components"):
+    with pytest.raises(InputError, match="`correction` must be one of.*top_components"):
         drift(model, FEW, correction="top")
     with pytest.raises(InputError, match="`max_occurrences` must be an int of at least 1"):
         drift(model, FEW, max_occurrences=0)

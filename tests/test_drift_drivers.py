@@ -208,6 +208,41 @@ def test_frame_intervals_and_saving(found, tmp_path):
     assert float((found.separation / found.distance).abs().max()) <= 1
 
 
+def test_agreement_by_hand(found):
+    """Heads' means, and heads in each word: Pearson's, the slope through 0, Spearman's."""
+    frame = found.agreement().set_index("unit")
+    ends = [f"{name}{end}" for name in ("correlation", "slope") for end in ("", "_low", "_high")]
+    assert list(frame) == ["n", *ends, "rank_correlation"]
+    cells = {
+        "heads": (found.predicted.mean(dim=0), found.measured.mean(dim=0)),
+        "heads and words": (found.predicted.flatten(), found.measured.flatten()),
+    }
+    for unit, (predicted, measured) in cells.items():
+        row = frame.loc[unit]
+        assert row["n"] == len(predicted)
+        pearson = torch.corrcoef(torch.stack([predicted, measured]))[0, 1]
+        assert row["correlation"] == pytest.approx(float(pearson))
+        slope = (predicted * measured).sum() / predicted.square().sum()
+        assert row["slope"] == pytest.approx(float(slope))
+        ranks = [x.argsort().argsort().double() for x in (predicted, measured)]
+        spearman = torch.corrcoef(torch.stack(ranks))[0, 1]
+        assert row["rank_correlation"] == pytest.approx(float(spearman))
+        assert row["slope_low"] <= row["slope"] <= row["slope_high"]
+
+
+def test_controls_are_of_either_sense_by_turns(tiny):
+    reader = Reader.of(tiny("llama"), "target", None, None)
+    occ = occurrences(reader, FEW, 2)
+    pairs = drawn_pairs(occ, 6, torch.Generator().manual_seed(0))
+    for word in range(len(occ.groups)):
+        own = [pair for pair in pairs if pair.word == word]
+        for number, pair in enumerate(own):
+            ends = {pair.a, pair.same_a} if number % 2 == 0 else {pair.b, pair.same_b}
+            assert set(pair.control) == ends
+    # Which of the two comes first is drawn.
+    assert {pair.control[0] in (pair.a, pair.b) for pair in pairs} == {True, False}
+
+
 def test_one_word_has_no_interval_and_no_driver(tiny):
     got = wvprobe.drift_drivers(tiny("llama"), FEW.only("bank"), n_pairs=2, n_heads=2)
     frame = got.to_frame()

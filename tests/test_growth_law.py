@@ -110,6 +110,14 @@ def test_what_falls_is_no_growth():
     found = growth_law({"y": falling.repeat(3, 1)})
     assert found.laws[int(found.winner[0, 0])] == "exponential" and not bool(found.rising.any())
     assert found.shares[0].tolist() == [0, 0, 0, 0, 1]
+    both = growth_law({"y": torch.cat([falling, curve("power")[None], falling])})
+    assert both.shares[0].tolist() == pytest.approx([0, 1 / 3, 0, 0, 2 / 3])
+    summary = both.summary()
+    assert summary["law"].tolist() == [*LAWS, "falling"] and set(summary["n"]) == {3}
+    assert summary["share"].tolist() == both.shares[0].tolist()
+    assert summary["low"].tolist() == both.low[0].tolist()
+    assert set(summary["median_r2"]) == {float(both.to_frame().query("winner")["r2"].median())}
+    assert both.to_frame()["law"].tolist() == [*LAWS] * 3
 
 
 def test_relative_errors_let_early_layers_count():
@@ -130,6 +138,10 @@ def test_what_is_not_fitted():
     y = torch.stack([curve("linear"), torch.zeros(30).double(), curve("linear"), curve("linear")])
     y[2, 5] = torch.nan
     y[3, :25] = 0
+    touching = curve("linear")[None].clone()
+    touching[0, 10] = 0  # ln 0
+    assert int(growth_law({"y": touching}, errors="relative").winner) == -1
+    assert int(growth_law({"y": touching}).winner) >= 0
     found = growth_law({"y": y}, words=["a", "b", "c", "d"])
     assert (found.winner[0] >= 0).tolist() == [True, False, False, False]
     assert found.n.tolist() == [1] and bool(found.low.isnan().all())

@@ -385,6 +385,10 @@ def test_factors_of_a_layer_are_those_of_its_circuits(family, tiny):
         kv = heads.kv_head(head)
         torch.testing.assert_close(left[head] @ right[kv].mT, heads.qk(1, head, offset=5).matrix())
         torch.testing.assert_close(values[kv] @ outputs[head], heads.ov(1, head).matrix())
+        assert heads.qk(1, head).head == heads.ov(1, head).head == (1, head)
+    # Unless told otherwise, a token and itself: rotations by 0.
+    for one, other in zip(heads.qk_factors(1), heads.qk_factors(1, offset=None), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_large_key_biases_in_half_precision_neither_overflow_nor_cancel():

@@ -66,6 +66,18 @@ def test_procrustes_and_its_chance(d):
     assert float(got.procrustes_chance[0]) == pytest.approx(float(expected), abs=0.12)
 
 
+def test_an_offset_common_to_all_items_changes_nothing():
+    """Streams lie far from 0 in a few dimensions; single precision has no digits to lose there."""
+    x = spaces()
+    offset = 3e3 * torch.randn(1, 3, 11, generator=torch.Generator().manual_seed(5))
+    got, far = layer_similarity(x), layer_similarity(x + offset)
+    torch.testing.assert_close(far.cka, got.cka, atol=2e-3, rtol=0)
+    torch.testing.assert_close(far.procrustes, got.procrustes, atol=2e-3, rtol=0)
+    still = x.clone()
+    still[:, 1] = 1.0  # a stream where nothing varies
+    assert layer_similarity(still).procrustes.isnan().all()
+
+
 def test_words_are_taken_off():
     generator = torch.Generator().manual_seed(2)
     words = [f"word {k}" for k in range(12) for _ in range(5)]
@@ -100,6 +112,10 @@ def test_frame_saving_and_wrong_inputs(tmp_path):
     got = layer_similarity(spaces())
     frame = got.to_frame()
     assert len(frame) == 6 and frame["procrustes"].notna().sum() == 2
+    pairs = list(zip(frame["layer"], frame["layer2"], strict=True))
+    assert pairs == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)]
+    assert frame["cka"].tolist() == [float(got.cka[pair]) for pair in pairs]
+    assert got.provenance.settings == {"items": 37, "groups": 10, "words": False}
     assert Result.load(got.save(tmp_path)).to_frame().equals(frame)
     with pytest.raises(InputError, match="at least four items"):
         layer_similarity(spaces(n=3))

@@ -8,7 +8,7 @@ from wvprobe.activations import capture
 from wvprobe.components import Component, stream_components
 from wvprobe.errors import InputError, WordError
 from wvprobe.ledger import LedgerResult, score_ledger
-from wvprobe.testing import FAMILIES, induction_model
+from wvprobe.testing import FAMILIES, induction_model, tiny_model
 from wvprobe.word_pairs import pair_scores
 from wvprobe.words import find_word
 
@@ -82,6 +82,12 @@ def test_terms_from_the_models_own_weights(family, tiny):
     expected = q @ k.T / arch.d_head**0.5
     size = len(parts.names)
     error = (found.terms[:size, :size] - expected).abs().max()
+    seen = capture(model, TEXT, ["q", "k"], layers=2)
+    lengths = [
+        seen[site][0, at, 0, HEAD * seen[site].shape[3] // arch.n_heads].double().norm()
+        for site, at in (("q", i), ("k", j))
+    ]
+    assert found.scale == pytest.approx(float(lengths[0] * lengths[1]) / arch.d_head**0.5, rel=1e-5)
     assert error < 1e-6 * found.scale
     assert float(expected.abs().max()) > 1e-2 * found.scale
     assert [(p.kind, p.layer, p.head) for p in found.query_parts[:size]] == list(parts.names)
@@ -135,6 +141,16 @@ def test_gauge_and_sink_by_brute_force(family, tiny):
     if family in ("gpt2", "bert"):  # nothing turns b_K, and nothing scales it
         assert found.is_gauge[:, names.index("b_K")].all()
         assert not found.is_gauge[:, names.index("MLP 1")].all()
+
+
+def test_what_is_constant_does_not_hang_on_how_large_scores_are(tiny):
+    expected = ledger(tiny("llama"))
+    small = tiny_model("llama")
+    with torch.no_grad():
+        small.blocks[2].attn.q.original_component.weight.mul_(1e-5)
+    found = ledger(small)
+    assert found.scale == pytest.approx(1e-5 * expected.scale, rel=1e-4)
+    assert torch.equal(found.is_gauge, expected.is_gauge)
 
 
 def test_the_masked_keys_own_source_is_no_constant(tiny):
@@ -232,9 +248,13 @@ def test_frames_say_what_the_tensors_hold(tiny, tmp_path):
     assert queries["term"].tolist() == pytest.approx(found.terms.sum(dim=1).tolist())
     assert keys["gauge_fixed"].tolist() == pytest.approx(found.gauge_fixed.sum(dim=0).tolist())
     assert queries["component"].tolist() == [part.name for part in found.query_parts]
+    named = ledger(tiny("gpt2")).marginal("key")["component"]  # b_K is no part of a query
+    assert named.iloc[-1] == "b_K"
     loaded = LedgerResult.load(found.save(tmp_path / "ledger"))
     assert torch.equal(loaded.terms, found.terms) and loaded.key_parts == found.key_parts
-    assert found.provenance.settings["layer"] == 2
+    i, j = found.positions
+    given = {"text": TEXT, "query": i, "key": j, "layer": 2, "head": HEAD, "group": "component"}
+    assert given.items() <= found.provenance.settings.items()
 
 
 def test_words_spans_and_positions_are_one_thing(tiny):
@@ -268,8 +288,11 @@ def test_wrong_inputs(tiny):
         ledger(model, other)
     with pytest.raises(InputError, match="`side` must be one of 'query', 'key'"):
         ledger(model).marginal("both")
-    with pytest.raises(InputError, match="`by` must be one of"):
-        ledger(model).top(by="size")
+    with pytest.raises(InputError, match="`k` must be an int of at least 1"):
+        ledger(model).top(0)
+    for by in ("size", "is_gauge"):
+        with pytest.raises(InputError, match="`by` must be one of"):
+            ledger(model).top(by=by)
 
 
 @pytest.mark.real_model

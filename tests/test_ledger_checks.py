@@ -200,6 +200,9 @@ def test_terms_are_drawn_by_seed_and_read_in_frames(tiny, tmp_path):
     checked = check_terms(model, found, n=30, seed=3)
     again = check_terms(model, found, n=30, seed=3)
     assert checked.components == again.components and checked.provenance.seed == 3
+    i, j = found.positions
+    given = {"text": TEXT, "layer": 2, "head": 1, "query": i, "key": j, "n": 30, "terms": None}
+    assert given.items() <= checked.provenance.settings.items()
     torch.testing.assert_close(checked.total, again.total)
     assert check_terms(model, found, n=30, seed=4).components != checked.components
     assert len(set(checked.components)) == 30
@@ -212,6 +215,8 @@ def test_terms_are_drawn_by_seed_and_read_in_frames(tiny, tmp_path):
     ranks = both["predicted"].corr(both["total"], method="spearman")
     assert row["rank_correlation"] == pytest.approx(ranks)
     assert row["low"] <= row["correlation"] <= row["high"]
+    x, y = both["predicted"], both["total"]
+    assert row["slope"] == pytest.approx((x * y).sum() / (x * x).sum())
     counts = summary.query("side == 'both' and measured == 'total'").set_index("terms")["n"]
     assert counts["all"] == 30 == counts["steady"] + counts["moved"]
     steady = (both[["query_scale_change", "key_scale_change"]].abs() <= 0.1).all(axis=1)
@@ -223,6 +228,8 @@ def test_terms_are_drawn_by_seed_and_read_in_frames(tiny, tmp_path):
     assert row["correlation"] == pytest.approx(queries["predicted"].corr(queries["direct"]))
     few = check_terms(model, found, n=4).summary()
     assert few["correlation"].isna().all() and few["n"].max() == 4
+    five = check_terms(model, found, n=5).summary().query("side == 'both' and terms == 'all'")
+    assert (five["n"] == 5).all() and five["correlation"].notna().all()
     loaded = CausalCheckResult.load(checked.save(tmp_path / "check"))
     assert torch.equal(loaded.total, checked.total)
 
@@ -260,6 +267,8 @@ def test_wrong_inputs(tiny):
         check_terms(tiny("gpt2", seed=1), found)
     with pytest.raises(InputError, match="`key component` must be one of.*Got 'b_K'"):
         check_terms(model, found, terms=[("token", "b_K")])
+    with pytest.raises(InputError, match="`query component` must be one of.*Got 'ALiBi'"):
+        check_terms(tiny("bloom"), ledger(tiny("bloom")), terms=[("ALiBi", "token")])
     with pytest.raises(InputError, match="`terms` must be at least one pair"):
         check_terms(model, found, terms=[])
     with pytest.raises(InputError, match="`n` must be an int of at least 1"):

@@ -104,9 +104,9 @@ def test_measures_do_not_depend_on_scale_and_are_0_where_all_values_are():
         assert effective_rank(scale * values).tolist() == pytest.approx([2**1.5, 0.0])
         assert participation_ratio(scale * values).tolist() == pytest.approx([2.0, 0.0])
         assert energy_in_top(scale * values, 2).tolist() == pytest.approx([5 / 6, 0.0])
+        eigenvalues = scale * torch.tensor([[2j, -2j, 1.0], [0.0, 0.0, 0.0]])
+        assert positivity(eigenvalues).tolist() == pytest.approx([1 / 5, 0.0])
     assert energy_in_top(values, 9).tolist() == [1.0, 0.0]
-    eigenvalues = torch.tensor([[2j, -2j, 1.0], [0.0, 0.0, 0.0]])
-    assert positivity(eigenvalues).tolist() == pytest.approx([1 / 5, 0.0])
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 7])
@@ -118,6 +118,16 @@ def test_round_off_tells_values_that_are_there_from_those_that_are_not(rank):
     right = right if rank else kept @ right
     values = factored_singular_values(left, right)
     assert ((values > round_off(left, right)[:, None]).sum(dim=-1) == rank).all()
+
+
+def test_round_off_is_of_each_matrix_alone():
+    left, right = factors((5,), 13, 3, 11, torch.float32)
+    right = right * torch.logspace(-9, 9, 5)[:, None, None]
+    alone = [round_off(a, b) for a, b in zip(left, right, strict=True)]
+    torch.testing.assert_close(round_off(left, right), torch.stack(alone))
+    # By hand: 4 ε · 2 · 3 of factors whose only entries are 2 and 3.
+    two, three = torch.full((1, 1), 2.0), torch.full((1, 1), 3.0)
+    assert float(round_off(two, three)) == 24 * 2.0**-23
 
 
 def test_groups_are_runs_of_neighbours():

@@ -14,10 +14,13 @@ from wvprobe.probes import (
     complement,
     control_task,
     fit_probes,
+    fitting,
     haar_complements,
     haar_projections,
     online,
     permutation,
+    reference_scores,
+    scores,
     top_components,
     within_strata,
 )
@@ -57,6 +60,8 @@ def test_excess_is_the_paired_difference():
         assert not part["first"][:, 0].any()
     assert bool((found.excess_p["same"] == 1).all())
     # McNemar's variance of a paired difference, and not the sum of two; folds overlap (1.5).
+    better = (found.scores["accuracy"] > found.reference_scores["majority"]).double()
+    assert torch.equal(found.beaten["majority"], better) and better.any()
     predicted = [fit_probes(f, y, predictions=True, **QUICK).predictions for f in (X[:, 1, 2], x)]
     difference = (predicted[0] == y).double() - (predicted[1] == y).double()
     width = 1.5 * 2 * 1.96 * float(difference.std()) / len(y) ** 0.5
@@ -107,6 +112,19 @@ def test_random_draws_are_averaged():
     )
 
 
+def test_an_excess_over_draws_is_as_wide_as_one_more_draw():
+    """Student's t of m − 1 degrees of freedom times s √(1 + 1/m), as SciPy has it."""
+    m = 5
+    of_draws = normal(m, 2, seed=3)
+    sure = scores.Sampled(torch.tensor([0.3, -0.1]).double(), torch.zeros(40_000, 2).double())
+    found = scores.against_a_draw(sure, of_draws, seed=0).draws
+    for site in range(2):
+        width = float(of_draws[:, site].std()) * (1 + 1 / m) ** 0.5
+        for share in (0.75, 0.95):
+            expected = width * scipy.stats.t.ppf(share, m - 1)
+            assert float(found[:, site].quantile(share)) == pytest.approx(expected, rel=0.03)
+
+
 def test_haar_frames_are_orthonormal_and_uniform():
     x = normal(3, 4, 2, 7)
     frames = torch.stack([haar_frames(x, 3, 0, draw) for draw in range(500)])
@@ -119,12 +137,12 @@ def test_haar_frames_are_orthonormal_and_uniform():
     assert not torch.equal(frames[0, 0, 0], frames[0, 1, 0])
 
 
-def test_top_components_are_fitted_on_training_items_alone():
+def test_top_components_are_fitted_on_training_items_alone(monkeypatch):
     x, X, y, _ = task()
     x = x * torch.logspace(1, -1, 17)
     given = dict(penalty=1.0, description_length=False, predictions=True, tolerance=1e-8)
     found = fit_probes(X, y, references={"pca": top_components(x, 4)}, **given)
-    right = 0
+    right, bits = 0, 0.0
     for fold in range(5):
         train, test = found.fold != fold, found.fold == fold
         components = PCA(4, svd_solver="full").fit(x[train])
@@ -133,10 +151,16 @@ def test_top_components_are_fitted_on_training_items_alone():
         model.fit(scaler.transform(components.transform(x[train])), y[train])
         predicted = model.predict(scaler.transform(components.transform(x[test])))
         right += (predicted == y[test].numpy()).sum()
+        said = model.predict_proba(scaler.transform(components.transform(x[test])))
+        bits -= np.log2(said[np.arange(len(said)), y[test]]).sum()
     assert float(found.reference_scores["pca"][0, 0]) == pytest.approx(right / len(y))
     by_site = top_components(x[:, None, None].expand(-1, 2, 1, -1), 4)
     again = fit_probes(X, y, references={"pca": by_site}, **given)
     torch.testing.assert_close(again.reference_scores["pca"], found.reference_scores["pca"])
+    monkeypatch.setattr(reference_scores, "TOGETHER", 1)  # site by site
+    again = fit_probes(X, y, references={"pca": by_site}, score="cross_entropy", **given)
+    expected = torch.full((2, 3), bits / len(y), dtype=torch.float64)
+    torch.testing.assert_close(again.reference_scores["pca"], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_map_drops_against_what_random_maps_drop():
@@ -353,6 +377,10 @@ def test_labels_are_permuted_within_strata_and_groups():
             at = strata == stratum
             assert sorted(row[at].tolist()) == sorted(y[at].tolist())
     assert torch.equal(shuffles.y[0], y) and len(torch.unique(shuffles.y, dim=0)) > 20
+    many = torch.arange(129)  # one class more than a byte has
+    assert int(permutation.shuffled(many, many, False, None, "auto", 3, seed=1).y.min()) == 0
+    once = permutation.shuffled(y, own, False, None, "auto", 1, seed=1)
+    assert once.y.shape == (2, 12) and not torch.equal(once.y[0], once.y[1])
     groups = torch.arange(12) // 4
     inside = permutation.shuffled(y, groups, True, None, "within_groups", 50, seed=1)
     for row in inside.y:
@@ -444,6 +472,31 @@ def test_the_penalty_of_the_code_is_chosen_by_the_past():
     both = fit_probes(X, y, penalties=grid).scores["description_length"]
     each = torch.stack([fit_probes(X, y, penalty=C).scores["description_length"] for C in grid])
     assert bool((both <= 1.15 * each.amin(dim=0)).all())
+
+
+@pytest.mark.parametrize(("method", "grid"), [("logistic", (1e-3, 1.0)), ("lda", (0.05, 0.9))])
+def test_each_block_is_sent_with_what_had_sent_those_before(method, grid):
+    """The first with the strongest: the smallest C, the largest shrinkage."""
+    _, X, y, _ = task(n=300, sites=(3,))
+    order = online.Order(torch.randperm(300, generator=_seeded(4)), (20, 40, 80, 160, 300))
+
+    def lengths(*penalties):
+        settings = fitting.Settings(method, penalties, True, 1e-6, 500, torch.float64)
+        return torch.cat(list(online.code_lengths(as_sites(X), y, 2, order, settings)))
+
+    found, each = lengths(*grid), torch.stack([lengths(penalty) for penalty in grid])
+    spent = torch.zeros(2, 3, dtype=torch.float64)
+    spent[0 if method == "lda" else 1] = 1e-3  # before anything is sent, the strongest leads
+    chosen = set()
+    for start, end in zip(order.ends, order.ends[1:], strict=False):
+        items = order.items[start:end]
+        for site, place in enumerate(spent.argmin(dim=0).tolist()):
+            both = each[:, site, items]
+            torch.testing.assert_close(found[site, items], both[place], atol=1e-5, rtol=1e-4)
+            assert (both[0] - both[1]).abs().max() > 0.01
+            chosen.add(place)
+        spent = spent * (start > order.ends[0]) + each[:, :, items].sum(dim=-1)
+    assert chosen == {0, 1}
 
 
 def test_half_precision_is_raised_and_references_keep_their_own():

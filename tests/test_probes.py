@@ -1,9 +1,11 @@
 """Probes against scikit-learn at its optimum, planted directions, and labels that mean nothing."""
 
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -14,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from wvprobe._types import Result
 from wvprobe.errors import InputError, ShapeError
-from wvprobe.probes import ProbeResult, fit_probes, fitting, logistic
+from wvprobe.probes import ProbeResult, closed_forms, fit_probes, fitting, logistic
 from wvprobe.probes.features import block_of, frame_of
 
 FOLDS = 3
@@ -239,6 +241,52 @@ def test_closed_forms_choose_penalties_too(method):
     assert float(found.scores["accuracy"].mean()) > float(weakest.scores["accuracy"].mean())
 
 
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_moments_keep_their_digits_where_training_items_hardly_vary(share):
+    """Also of most items, where the rest is taken off the whole: single precision has no more."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 1, 5, generator=generator, dtype=torch.float64)
+    chosen = torch.arange(200) < 200 * share
+    x[chosen, :, 2] = 1e-3 * x[chosen, :, 2]
+    x[~chosen, :, 2] += 50.0  # only items of the other fold have it
+    y = torch.arange(200) % 3
+    block = block_of(x.float(), torch.float32)
+    frame = frame_of(block, chosen[None].float(), True)
+    (found,) = closed_forms.moments(block, chosen[None].float(), frame, y, 3)
+    kept = (x[chosen, 0] - x[chosen, 0].mean(dim=0)) / x[chosen, 0].std(dim=0, correction=0)
+    torch.testing.assert_close(found.second[0], kept.T @ kept, rtol=1e-2, atol=0.5)
+    means = torch.stack([kept[y[chosen] == k].mean(dim=0) for k in range(3)])
+    torch.testing.assert_close(found.means[0], means, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("method", ["least_squares", "lda"])
+def test_closed_forms_choose_by_their_own_losses(method):
+    """LDA by bits of held-out labels, least squares by squares, with scikit-learn's models."""
+    X, y, groups = labelled(n=211, width=31, sites=(3,), strength=0.3, classes=3)
+    grid = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8) if method == "lda" else (3.0, 10.0, 30.0, 100.0, 300.0)
+    given = dict(groups=groups, folds=FOLDS, inner_folds=2, method=method, penalties=grid)
+    found = fit_probes(X, y, **given)
+    chosen = []
+    for fold, (train, _) in enumerate(splits(y, groups)):
+        inner = splits(y[train], groups[train], folds=2, seed=1 + fold)
+        for site in range(3):
+            losses = np.zeros(len(grid))
+            for (fit_on, held), (place, penalty) in product(inner, enumerate(grid)):
+                scaler = StandardScaler().fit(X[train][fit_on, site])
+                seen, new = (scaler.transform(X[train][at, site]) for at in (fit_on, held))
+                if method == "lda":
+                    model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=penalty)
+                    p = model.fit(seen, y[train][fit_on]).predict_proba(new)
+                    losses[place] += log_loss(y[train][held], p, labels=range(3)) * len(held)
+                else:
+                    onehot = np.eye(3)[y[train]]
+                    said = Ridge(alpha=penalty).fit(seen, onehot[fit_on]).predict(new)
+                    losses[place] += ((said - onehot[held]) ** 2).sum()
+            chosen.append(grid[int(losses.argmin())])
+    assert found.penalties.T.flatten().tolist() == pytest.approx(chosen)
+    assert len(set(chosen)) > 1
+
+
 @pytest.mark.parametrize("method", fitting.METHODS)
 def test_sites_one_by_one_or_together_are_the_same(method):
     X, y, groups = labelled()
@@ -391,6 +439,42 @@ def test_objective_and_gradient_are_those_of_autograd(classes, size):
             torch.testing.assert_close(value[site, job], expected.detach())
             (slope,) = torch.autograd.grad(expected, theta)
             torch.testing.assert_close(gradient[site, job], slope[site, job])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("C", [1.0, 100.0])
+def test_the_solver_looks_less_than_half_as_often_as_scipys(classes, C, monkeypatch):
+    """At the objective and its gradient, on features of uneven scales that depend on another."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    x = normal(397, 29) @ (normal(29, 29) * torch.logspace(0, -2, 29).double()).T
+    y = (x @ normal(29, classes) + 0.5 * normal(397, classes)).argmax(dim=1)
+    block, mask = block_of(x[:, None], torch.float64), torch.ones(1, 397).double()
+    given = block, mask, frame_of(block, mask, True), y, classes, torch.tensor([[C]]).double()
+    problem = logistic.problem_of(*given)
+    start = problem.without_features(mask.sum(dim=1))
+    looks, real = [], logistic.Problem.value
+
+    def value(self, theta):
+        looks.append(theta)
+        return real(self, theta)
+
+    def flat(theta):
+        found, gradient = problem.value(torch.from_numpy(theta).view(start.shape))
+        return float(found), gradient.flatten().numpy()
+
+    scipys = scipy.optimize.minimize(
+        flat, start.flatten().numpy(), jac=True, method="L-BFGS-B",
+        options={"gtol": 1e-6, "ftol": 0, "maxiter": 5000},
+    )  # fmt: skip
+    monkeypatch.setattr(logistic.Problem, "value", value)
+    found = logistic.fit(*given, tolerance=1e-6, most_iterations=500)
+    assert float(found.gradient.max()) <= 1e-6
+    assert len(looks) < 0.4 * scipys.nfev
+    assert flat(found.theta.flatten().numpy())[0] == pytest.approx(scipys.fun, rel=1e-6)
 
 
 def test_wide_features_without_a_full_covariance(monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from wvprobe import _products
 from wvprobe._products import (
@@ -95,6 +96,33 @@ def test_the_cheaper_way_is_taken():
     assert prefer_grams(144, 144, 1, 768, 64, 64, (1, 1))
     assert not prefer_grams(1024, 1024, 4, 4096, 128, 128, (8, 4))
     assert not prefer_grams(32, 32, 1, 1024, 8, 8, (1, 1))  # small heads in a wide stream
+
+
+@pytest.mark.parametrize(
+    ("n", "n_left", "group", "d", "s", "r"),
+    [
+        (13, 11, 1, 53, 23, 29),
+        (13, 11, 1, 53, 3, 5),
+        (7, 5, 6, 61, 31, 11),
+        (7, 5, 6, 277, 31, 37),
+        (11, 13, 1, 383, 127, 131),
+        (17, 2, 2, 191, 67, 31),
+        (3, 2, 3, 197, 23, 41),
+    ],
+)
+def test_the_way_taken_multiplies_less(n, n_left, group, d, s, r):
+    """As torch counts multiplications; Grams of well-conditioned pairs are computed once."""
+    writers, readers, _ = families(n, n_left, group, d, s, r, r)
+    if group == 1:
+        readers = Readers(readers.whole(), None)
+    counts = {}
+    for way in (core_norms, gram_norms):
+        with FlopCounterMode(display=False) as counted:
+            way(writers, readers)
+        counts[way] = counted.get_total_flops()
+    grams = prefer_grams(n, n_left * group, group, d, s, r, (1, 1))
+    assert grams == (counts[gram_norms] < counts[core_norms])
+    assert not 0.9 < counts[gram_norms] / counts[core_norms] < 1.1  # or it would hang on a hair
 
 
 def test_blocks_cover_all_layers():

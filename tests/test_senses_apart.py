@@ -64,7 +64,19 @@ def test_held_out_by_brute_force(family, tiny, tmp_path):
     assert sum(got.n_test) == len(parts["test"])
     frame = got.to_frame()
     assert list(frame["n_train"].unique()) == [len(parts["train"])]
+    assert frame["word"].tolist() == ["bank"] * 4 and frame["layer"].tolist() == [0, 1, 2, 3]
+    given = {"train": "train", "test": "test", "position": "target", "dataset": "split"}
+    assert given.items() <= got.provenance.settings.items()
     assert Result.load(got.save(tmp_path)).to_frame().equals(frame)
+
+
+def test_a_word_that_is_not_tested_has_no_accuracy(tiny):
+    other = [replace(item, split="train") for item in load_senses().only("bat").items[:6]]
+    got = held_out_senses(tiny("llama"), SenseDataset("more", (*SPLIT, *other)))
+    assert got.words == ("bank", "bat")
+    assert got.balanced[0].isfinite().all()
+    for values in (got.balanced, got.low, got.high, got.accuracy, got.chance, got.majority):
+        assert values[1].isnan().all()
 
 
 def test_held_out_refuses_what_it_cannot_judge(tiny):

@@ -236,10 +236,14 @@ def test_wrong_arguments_and_weights_are_told(tiny):
         spectra(heads, "OV", k=0)
     broken = heads.W_O.clone()
     broken[2, 1, 0, 0] = float("nan")
-    with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*head 1"):
+    with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*in head 1"):
         spectra(replace(heads, W_O=broken), "OV")
     with pytest.raises(InputError, match=r"`heads \(OV of layer 2\)` must be finite.*head 1"):
         singular_vectors(replace(heads, W_O=broken), "OV", 2, 0)
+    broken = heads.W_V.clone()
+    broken[1, 0, 0, 0] = float("nan")
+    with pytest.raises(InputError, match=r"OV of layer 1\)` must be finite.*in key-value head 0"):
+        spectra(replace(heads, W_V=broken), "OV")
     with pytest.raises(InputError, match=r"`head` must be in 0\.\.5"):
         singular_vectors(heads, "OV", 0, -1)
     with pytest.raises(InputError, match="`tolerance` must be None or a number from 0 to 1"):
@@ -444,3 +448,5 @@ def test_the_metric_is_part_of_where_a_number_comes_from(tiny):
         for metric in (torch.eye(42), 2 * torch.eye(42), None)
     )
     assert one.startswith("sha256") and one != other and none is None
+    pair = spectra(heads, "QK", metric=(torch.eye(42), 2 * torch.eye(42)))
+    assert pair.provenance.settings["metric"] == f"{one}, {other}"

@@ -50,7 +50,8 @@ def scores_without(
     """Return one raw score after each set of removals, every later site computed from what is left.
 
     A head is taken out by setting its z to 0, an MLP by setting what it adds to 0, a bias by taking
-    it off where it is added, a part of the embedding by taking it off the stream of block 0.
+    it off where it is added, a part of the embedding by taking it off the stream of block 0. There
+    is at least one set.
 
     Returns:
         [set], float64.
@@ -69,7 +70,7 @@ def scores_without(
                 batch_size=len(rows),
             )
         found.append(seen["scores"][:, 0, score.head, 0, score.key].double())
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(found)
 
 
 _Edit = Callable[[Tensor], Tensor]  # changes one row's site, [pos, ...], in place
