@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_calls import CALLS, Things
+from hostile import CALLS, Things
 
 import wvprobe
 from wvprobe.errors import InputError, UnsupportedError, WvprobeError

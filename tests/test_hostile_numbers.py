@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile_calls import CALLS, Things
-from hostile_values import KINDS, TEXT, Of
+from hostile import CALLS, Things
+from hostile.values import KINDS, TEXT, Of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
