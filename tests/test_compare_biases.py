@@ -448,8 +448,8 @@ class TestResumption:
         ({"symbols": 2}, r"`symbols` must be more than n_heads \(2\). Got 2"),
         ({"steps": 0}, "`steps` must be an int of at least 1"),
         ({"seeds": 0}, "`seeds` must be an int of at least 1"),
-        ({"learning_rate": 0.0}, "`learning_rate` must be a number above 0"),
-        ({"learning_rate": float("nan")}, "`learning_rate` must be a number above 0"),
+        ({"learning_rate": 0.0}, "`learning_rate` must be a finite number above 0"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be a finite number above 0"),
     ],
 )
 def test_refusals(changes, told):

@@ -179,7 +179,7 @@ def test_refusals():
     with pytest.raises(UnsupportedError, match="linear head"):
         copying_scores(bert)
     heads = custom()
-    with pytest.raises(InputError, match="`rows` must be at least 2"):
+    with pytest.raises(InputError, match="`rows` must be an int of at least 2"):
         copying_scores(heads, rows=1)
     with pytest.raises(InputError, match=r"`layers` must be in 0\.\.0"):
         copying_scores(heads, layers=[1])

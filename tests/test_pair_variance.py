@@ -248,7 +248,7 @@ def test_heads_without_variance_have_no_shares():
     assert found.kind[1][:2] == ("constant", "constant") and "constant" not in found.kind[1][2:]
     assert 0.0 <= found.heads_above[0] <= 1.0
     model.blocks[2].attn.k.original_component.weight.data[0] = float("nan")
-    with pytest.raises(InputError, match="L2H0"):
+    with pytest.raises(InputError, match="NaN or infinity in k of layer 2"):
         score_variance(model, TEXTS, progress=False)
 
 

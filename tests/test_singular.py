@@ -246,7 +246,7 @@ def test_wrong_arguments_and_weights_are_told(tiny):
         spectra(replace(heads, W_V=broken), "OV")
     with pytest.raises(InputError, match=r"`head` must be in 0\.\.5"):
         singular_vectors(heads, "OV", 0, -1)
-    with pytest.raises(InputError, match="`tolerance` must be None or a number from 0 to 1"):
+    with pytest.raises(InputError, match="`tolerance` must be a finite number of at least 0"):
         singular_vectors(heads, "OV", 0, 0, tolerance=-0.1)
 
 
