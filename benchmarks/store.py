@@ -5,7 +5,7 @@ one with a planted label) are written shard by shard, opened, and probed with a 
 each in a process of its own, whose peak memory is read from the system. Peak memory must not grow
 with the store: what is held is a block of sites, and what every item needs whatever the layers.
 ``--mb 8192 --items 20000`` is the 8 GB store that is to be probed under 2 GB. With ``--model``,
-sentences are captured to a store with a real model instead, in two amounts.
+2,000 and 20,000 sentences are captured to a store instead, with SmolLM2 or the model named.
 """
 
 import argparse
@@ -102,12 +102,12 @@ def probe(folder: Path) -> None:
     print(json.dumps(document))
 
 
-def capture(folder: Path, sentences: int) -> None:
+def capture(folder: Path, sentences: int, name: str) -> None:
     """Capture sentences with a real model; print the peak beyond what the model took."""
     import wvprobe
     from benchmarks.capture import SENTENCES as GIVEN
 
-    model = wvprobe.load("smollm2-135m")
+    model = wvprobe.load(name)
     wvprobe.capture(model, GIVEN[:64], "v", words="bank", progress=False)
     before = peak_mb()
     texts = [GIVEN[number % len(GIVEN)] for number in range(sentences)]
@@ -146,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=300, help="size of the largest store")
     parser.add_argument("--items", type=int, default=5_000)
-    parser.add_argument("--model", action="store_true", help="capture with SmolLM2 instead")
+    parser.add_argument("--model", nargs="?", const="smollm2-135m", help="capture with it instead")
     parser.add_argument("--folder", help="where stores are written; a temporary one if left out")
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -158,10 +158,12 @@ def main() -> None:
         elif part == "probe":
             probe(Path(folder))
         else:
-            capture(Path(folder), int(size))
+            capture(Path(folder), int(size), given.model)
         return
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        found = captured(folder) if given.model else probed(folder, given.mb, given.items)
+        found = (
+            captured(folder, given.model) if given.model else probed(folder, given.mb, given.items)
+        )
     for one in found:
         print(
             f"{one['mb']:.0f} MB stored: peak {one['peak_mb']:.0f} MB, {one['before_mb']:.0f} MB "
@@ -169,7 +171,7 @@ def main() -> None:
         )
     first, last = found[0], found[-1]
     growth = last["peak_mb"] / first["peak_mb"]
-    exact = given.model or all(
+    exact = given.model is not None or all(
         one["planted"] > 0.3 > one["others"] and one["p_family"] < 0.02 for one in found
     )
     finish(
@@ -197,9 +199,10 @@ def probed(folder: str, mb: int, items: int) -> list[dict[str, float]]:
     return found
 
 
-def captured(folder: str) -> list[dict[str, float]]:
+def captured(folder: str, name: str) -> list[dict[str, float]]:
     """Capture two amounts of sentences."""
-    return [in_a_process("--part", "capture", f"{folder}/{n}", str(n)) for n in SENTENCES]
+    model = ("--model", name)
+    return [in_a_process(*model, "--part", "capture", f"{folder}/{n}", str(n)) for n in SENTENCES]
 
 
 if __name__ == "__main__":
