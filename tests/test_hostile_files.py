@@ -140,10 +140,10 @@ def test_no_function_is_called_for_a_result(named, result):
         Result.load(result)
 
 
-@pytest.mark.parametrize("file", ["result.json", "tensors.safetensors"])
-@pytest.mark.parametrize("harm", ["cut", "emptied", "of zeros", "gone", "a folder"])
-def test_a_result_whose_files_are_damaged(file, harm, result):
-    path = result / file
+HARMS = ("cut", "emptied", "of zeros", "gone", "a folder")
+
+
+def do_harm(path: Path, harm: str) -> None:
     raw = path.read_bytes()
     path.unlink()
     if harm == "a folder":
@@ -151,6 +151,13 @@ def test_a_result_whose_files_are_damaged(file, harm, result):
     elif harm != "gone":
         harmed = {"cut": raw[: len(raw) // 2], "emptied": b"", "of zeros": bytes(len(raw))}
         path.write_bytes(harmed[harm])
+
+
+@pytest.mark.parametrize("file", ["result.json", "tensors.safetensors"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_result_whose_files_are_damaged(file, harm, result):
+    path = result / file
+    do_harm(path, harm)
     with pytest.raises(ModelFileError, match="holds no saved result"):
         Result.load(result)
 
@@ -232,18 +239,12 @@ def test_a_store_of_another_version_or_none(other, store):
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "items.arrow", "shards", "index"])
-@pytest.mark.parametrize("harm", ["cut", "emptied", "of zeros", "gone", "a folder"])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_store_whose_files_are_damaged(file, harm, store):
     path = store / file
     if path.is_dir():
         path = sorted(path.iterdir())[0]
-    raw = path.read_bytes()
-    path.unlink()
-    if harm == "a folder":
-        path.mkdir()
-    elif harm != "gone":
-        harmed = {"cut": raw[: len(raw) // 2], "emptied": b"", "of zeros": bytes(len(raw))}
-        path.write_bytes(harmed[harm])
+    do_harm(path, harm)
     with pytest.raises((StoreError, IntegrityError)):
         opened = open_store(store)
         torch.as_tensor(opened["v"][:])
