@@ -201,7 +201,7 @@ def test_seeds_draw_tokens_and_shuffles(found):
 def test_the_control_is_the_mean_over_words_and_the_bundled_set_the_default(found, monkeypatch):
     torch.testing.assert_close(found.control[0], found["centroid_chance"].mean(dim=0))
     assert (found.control[0, 1:] < found.control[1, 1:]).all()
-    monkeypatch.setattr(_corpus, "load_senses", lambda: FEW)
+    monkeypatch.setattr("wvprobe.datasets._sense_files.load_senses", lambda: FEW)
     again = drift(tiny_model("llama"), correction="zscore")
     assert torch.equal(again.baseline, found.baseline) and again.words == ("bank", "bat")
 

@@ -443,6 +443,17 @@ def test_models_that_differ_are_not_mixed(take, tiny, monkeypatch):
         take()
 
 
+def test_a_model_that_was_asked_for_hidden_states_is_the_same(take):
+    """For them transformers leaves hooks behind, which change nothing."""
+    from wvprobe.testing import tiny_model
+
+    model = tiny_model("llama")
+    take(model=model)
+    asked = model.original_model(torch.tensor([[1, 2, 3]]), output_hidden_states=True)
+    assert len(asked.hidden_states) == 4
+    take(model=model)
+
+
 def test_versions_that_differ_are_not_mixed(take, monkeypatch):
     folder = take().folder
     document = json.loads((folder / "manifest.json").read_text())

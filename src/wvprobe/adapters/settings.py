@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-_BRIDGE = "transformer_lens.model_bridge"
+# Whose hooks stay behind and change nothing: the bridge's own, and those that transformers reads
+# hidden states and attention with, from the first call on that asks for them.
+_LISTENERS = ("transformer_lens.model_bridge", "transformers.utils.output_capturing")
 # Config entries that say where a model came from, and not what it does.
 _ORIGIN = ("_name_or_path", "transformers_version")
 
@@ -54,15 +56,12 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def hooked(model: Any) -> list[str]:
-    """Return the names of the modules that carry a hook, but for those of the bridge's own.
-
-    The bridge gives some modules hooks when a forward first reaches them, and they stay.
-    """
+    """Return the names of the modules that carry a hook that may change what they give."""
     return [
         name
         for name, module in model.named_modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not str(getattr(hook, "__module__", "")).startswith(_BRIDGE)
+        if not str(getattr(hook, "__module__", "")).startswith(_LISTENERS)
     ]
 
 
