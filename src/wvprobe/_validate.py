@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from wvprobe.errors import InputError, WvprobeError
 
@@ -64,16 +64,21 @@ def length(name: str, value: object) -> int:
     return at_least(name, value, 1)
 
 
+def whole(value: object) -> TypeGuard[int]:
+    """Whether a value is an int of Python's or NumPy's, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def at_least(name: str, value: object, least: int = 0) -> int:
     """Return `value` as an int of at least `least`, or raise :class:`InputError`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+    if not whole(value) or int(value) < least:
         raise InputError(message(name, f"an int of at least {least}", value))
     return int(value)
 
 
 def seed(value: object, name: str = "seed") -> int:
     """Return a seed as an int in 0..2³² − 1, or raise :class:`InputError`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < _SEEDS:
+    if not whole(value) or not 0 <= int(value) < _SEEDS:
         raise InputError(message(name, "an int from 0 to 2**32 - 1", value))
     return int(value)
 

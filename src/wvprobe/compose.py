@@ -6,7 +6,6 @@ of heads"): ‖W_OV^a M_b‖ / (‖W_OV^a‖ ‖M_b‖) in Frobenius norms, in r
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ from wvprobe._products import (
 from wvprobe._progress import progress as progress_bar
 from wvprobe._statistics import benjamini_hochberg, haar_moments
 from wvprobe._types import Result
-from wvprobe._validate import finite, message, one_of
+from wvprobe._validate import finite, message, one_of, whole
 from wvprobe.errors import InputError
 from wvprobe.heads import HeadWeights
 
@@ -108,7 +107,7 @@ class CompositionResult(Result):
         Raises:
             InputError: k is not a positive int, or `level` no number above 0 and at most 1.
         """
-        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
+        if not whole(k) or k < 1:
             raise InputError(message("k", "a positive int", k))
         level = None if level is None else finite("level", level, above=0.0, most=1.0)
         possible = _possible(self.scores)

@@ -12,11 +12,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 from wvprobe._spelling import Span, fold, matched_spans, read_tokens, verified_spans
-from wvprobe._validate import at_least, instance, message
+from wvprobe._validate import at_least, instance, message, whole
 from wvprobe._validate import text as checked_text
 from wvprobe._word_places import (
     apostrophe_within,
@@ -206,15 +205,13 @@ def locate(encoding: Encoding, word: str, occurrence: int = 0) -> WordSpan:
     if not places:
         expected = f"a whole word of {_short(text)}"
         raise WordError(message("word", expected, word, _near(text, word, places)))
-    whole = isinstance(occurrence, Integral) and not isinstance(occurrence, bool)
-    if not whole or not 0 <= occurrence < len(places):
+    if not whole(occurrence) or not 0 <= occurrence < len(places):
         there = ", ".join(f"{start}..{end}" for start, end in places)
         hint = f"{word!r} occurs {len(places)} time(s) in {_short(text)}: at {there}. "
         hint += _near(text, word, places)
         expected = f"in 0..{len(places) - 1}"
         raise WordError(message("occurrence", expected, occurrence, hint.strip()))
-    start, end = places[occurrence]
-    return _span(encoding, int(occurrence), start, end)
+    return _span(encoding, int(occurrence), *places[occurrence])
 
 
 def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
@@ -242,8 +239,7 @@ def word_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     for occurrence, place in enumerate(occurrences(encoding.text, word) if word else ()):
         if place == (start, end):
             return _span(encoding, occurrence, start, end)
-    text = encoding.text
-    if word and not begins_earlier(text, start) and _POSSESSIVE.match(text, end):
+    if word and not begins_earlier(encoding.text, start) and _POSSESSIVE.match(encoding.text, end):
         return characters_at(encoding, start, end)
     where = f"the place of a whole word of {_short(encoding.text)}"
     raise WordError(message("start..end", where, f"{start}..{end} ({word!r})"))
@@ -276,8 +272,7 @@ def characters_at(encoding: Encoding, start: int, end: int) -> WordSpan:
     """
     _check_encoding(encoding)
     text = encoding.text
-    whole = all(isinstance(at, Integral) and not isinstance(at, bool) for at in (start, end))
-    inside = whole and 0 <= start < end <= len(text)
+    inside = whole(start) and whole(end) and 0 <= start < end <= len(text)
     if not inside or text[start:end] != text[start:end].strip():
         expected = f"a place in the {len(text)} characters of {_short(text)}, no space at its ends"
         raise InputError(message("start..end", expected, f"{start}..{end}"))

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from wvprobe._statistics import benjamini_hochberg
 from wvprobe._types import Provenance
-from wvprobe._validate import instance, length, message, one_of
+from wvprobe._validate import instance, length, message, one_of, whole
 from wvprobe._validate import seed as checked_seed
 from wvprobe.errors import InputError
 from wvprobe.probes import fitting, online, permutation, scores
@@ -319,7 +318,7 @@ def _permutations(
     seed: int,
 ) -> _Tests:
     one_of("permute", permute, permutation.PERMUTE)
-    if isinstance(n, bool) or not isinstance(n, Integral) or n < 0:
+    if not whole(n) or n < 0:
         raise InputError(message("n_permutations", "an int of 0 or more", n))
     within = None if strata is None else numbers_of("strata", strata, x.n).to(x.device)
     if n == 0:
